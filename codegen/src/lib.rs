@@ -1,0 +1,1 @@
+//! Strategy to rank programs: partition, reshard, liveness and memory plan.

@@ -1,0 +1,1 @@
+//! The planner: reads a model and a cluster, searches, and emits a plan.

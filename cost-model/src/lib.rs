@@ -1,0 +1,1 @@
+//! How long and how big: a pure cost model over profiles that are data.

@@ -1,0 +1,1 @@
+//! The reference interpreter: evaluates a graph node by node.

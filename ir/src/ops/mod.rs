@@ -1,0 +1,177 @@
+//! The op table: the only list of ops.
+//!
+//! One op is one file. Each holds, under these headings in its doc comment, what ONNX calls it and
+//! since when, its semantics, and how it may be split; and in code: ONNX decoding, shape inference,
+//! factor rule, work, reference evaluation, lowering to a kernel.
+//!
+//! To add an op: write its file with a struct that implements [`OpDef`] and a `DECODERS` list, and
+//! add its line to the table below.
+
+pub mod decode;
+pub mod work;
+
+pub use decode::{Decoder, DecoderEntry};
+pub use work::{Work, WorkKind};
+
+use crate::graph::TensorType;
+use crate::program::Kernel;
+use crate::sharding::FactorRule;
+use crate::{DType, EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// What planc knows of an op. Implemented by one struct an op, whose fields are its attributes.
+///
+/// Methods get types that [`OpDef::infer`] accepted, so they need not check them again.
+pub trait OpDef {
+    /// Output types from input types. `consts[i]` is the contents of input `i` where they are known;
+    /// only ops whose *shape* depends on contents look at it.
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        consts: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError>;
+
+    /// How the op may be split; extents are global.
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule;
+
+    /// Arithmetic and traffic of one application, on local or global types alike.
+    fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work;
+
+    /// Reference semantics: naive, obviously right, f64 inside.
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError>;
+
+    /// The kernel that computes the op on local buffers. Kernels know no global extents except
+    /// through their buffers' shardings, so one kernel serves every rank.
+    fn lower(&self) -> Kernel;
+}
+
+/// Declares [`Op`] from the list of modules, and everything that follows from the list.
+macro_rules! op_table {
+    ($($module:ident :: $variant:ident),+ $(,)?) => {
+        $(pub mod $module;)+
+
+        /// An operator of the IR with its attributes.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum Op {
+            $(
+                #[doc = concat!("See [`", stringify!($module), "`].")]
+                $variant($module::$variant),
+            )+
+        }
+
+        impl Op {
+            /// The op's name as printed.
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$variant(_) => stringify!($variant)),+ }
+            }
+
+            fn def(&self) -> &dyn OpDef {
+                match self { $(Self::$variant(op) => op),+ }
+            }
+        }
+
+        /// The names of all ops of the IR, in table order.
+        pub const NAMES: &[&str] = &[$(stringify!($variant)),+];
+
+        /// Every ONNX operator that some op's file decodes.
+        pub fn decoders() -> impl Iterator<Item = &'static DecoderEntry> {
+            [$($module::DECODERS),+].into_iter().flatten()
+        }
+
+        $(impl From<$module::$variant> for Op {
+            fn from(op: $module::$variant) -> Self { Self::$variant(op) }
+        })+
+    };
+}
+
+op_table! {
+    // Contractions.
+    matmul::MatMul,
+    // Elementwise.
+    map::Map,
+    // Layout.
+    reshape::Reshape,
+}
+
+impl Op {
+    /// See [`OpDef::infer`].
+    pub fn infer(
+        &self,
+        inputs: &[TensorType],
+        consts: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        self.def().infer(inputs, consts)
+    }
+
+    /// See [`OpDef::rule`].
+    pub fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
+        self.def().rule(inputs, outputs)
+    }
+
+    /// See [`OpDef::work`].
+    pub fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        self.def().work(inputs, outputs)
+    }
+
+    /// See [`OpDef::eval`].
+    pub fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        self.def().eval(inputs)
+    }
+
+    /// See [`OpDef::lower`].
+    pub fn lower(&self) -> Kernel {
+        self.def().lower()
+    }
+}
+
+/// Checks the number of inputs.
+pub fn expect_inputs(inputs: &[TensorType], count: usize) -> Result<(), OpError> {
+    if inputs.len() == count {
+        Ok(())
+    } else {
+        Err(OpError::InputCount { expected: count.to_string(), found: inputs.len() })
+    }
+}
+
+/// Checks that two inputs have one element type, and returns it.
+pub fn same_dtype(a: &TensorType, b: &TensorType) -> Result<DType, OpError> {
+    if a.dtype == b.dtype {
+        Ok(a.dtype)
+    } else {
+        Err(OpError::TypeMismatch { lhs: a.dtype, rhs: b.dtype })
+    }
+}
+
+/// The shape that two shapes broadcast to (ONNX multidirectional broadcasting).
+pub fn broadcast(a: &[u64], b: &[u64]) -> Result<Vec<u64>, OpError> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[u64], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |j| s[j]);
+    (0..rank)
+        .map(|i| match (at(a, i), at(b, i)) {
+            (x, y) if x == y => Ok(x),
+            (1, y) => Ok(y),
+            (x, 1) => Ok(x),
+            _ => Err(OpError::ShapeMismatch {
+                lhs: a.to_vec(),
+                rhs: b.to_vec(),
+                why: "they cannot be broadcast together",
+            }),
+        })
+        .collect()
+}
+
+/// For each element of a tensor of shape `out`, the row-major index of the element of a tensor of
+/// shape `from` that broadcasts onto it.
+pub fn broadcast_index(from: &[u64], out: &[u64], i: usize) -> usize {
+    let (mut rest, mut index, mut stride) = (i, 0, 1);
+    for d in (0..out.len()).rev() {
+        let c = rest % out[d] as usize;
+        rest /= out[d] as usize;
+        let Some(j) = (d + from.len()).checked_sub(out.len()) else { break };
+        if from[j] != 1 {
+            index += c * stride;
+        }
+        stride *= from[j] as usize;
+    }
+    index
+}

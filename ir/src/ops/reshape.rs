@@ -1,0 +1,157 @@
+//! Reshaping: the same elements under other extents.
+//!
+//! - **ONNX**: Reshape, Flatten, Squeeze, Unsqueeze.
+//! - **Semantics**: row-major order is kept.
+//! - **Split**: extents are decomposed into common factors: `(b s) h -> b s h`. Where the two sides
+//!   have no common boundary, the rest of the group stays whole.
+
+use super::decode::DecoderEntry;
+use super::{OpDef, Work, expect_inputs};
+use crate::graph::{TensorType, elements};
+use crate::program::Kernel;
+use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};
+use crate::{EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// A reshape to fixed extents.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reshape {
+    /// The result's extents.
+    pub shape: Vec<u64>,
+}
+
+/// ONNX operators decoded here.
+pub const DECODERS: &[DecoderEntry] = &[];
+
+const FACTORS: [&str; 16] = [
+    "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "f10", "f11", "f12", "f13", "f14",
+    "f15",
+];
+
+/// Decomposes two shapes of equal element count into common factors: the extents of the factors,
+/// whether each may be split, and for each dimension of each side its factors, most significant first.
+///
+/// Both shapes are walked from the front. While the pending parts of two dimensions share their
+/// greatest common divisor as a most significant factor, it is split off; what remains incompatible
+/// stays whole.
+fn common_factors(a: &[u64], b: &[u64]) -> (Vec<(u64, bool)>, [Vec<Vec<usize>>; 2]) {
+    let mut factors: Vec<(u64, bool)> = Vec::new();
+    let mut dims = [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]];
+    let (mut i, mut j) = (0, 0);
+    let (mut x, mut y) = (1u64, 1u64); // what is left of a[i-1] and b[j-1]
+    loop {
+        while x == 1 && i < a.len() {
+            x = a[i];
+            i += 1;
+        }
+        while y == 1 && j < b.len() {
+            y = b[j];
+            j += 1;
+        }
+        if x == 1 || y == 1 {
+            return (factors, dims);
+        }
+        let g = gcd(x, y);
+        if g > 1 && (g == x || g == y) {
+            factors.push((g, true));
+            dims[0][i - 1].push(factors.len() - 1);
+            dims[1][j - 1].push(factors.len() - 1);
+            x /= g;
+            y /= g;
+            continue;
+        }
+        // [6, 4] and [4, 6]: a most significant part of 2 is common, then nothing until both sides
+        // have been used up to the same product.
+        if g > 1 {
+            factors.push((g, true));
+            dims[0][i - 1].push(factors.len() - 1);
+            dims[1][j - 1].push(factors.len() - 1);
+            x /= g;
+            y /= g;
+        }
+        let (mut px, mut py) = (u128::from(x), u128::from(y));
+        factors.push((x, false));
+        dims[0][i - 1].push(factors.len() - 1);
+        factors.push((y, false));
+        dims[1][j - 1].push(factors.len() - 1);
+        while px != py {
+            let (side, n) = if px < py {
+                i += 1;
+                px *= u128::from(a[i - 1]);
+                (0, (i - 1, a[i - 1]))
+            } else {
+                j += 1;
+                py *= u128::from(b[j - 1]);
+                (1, (j - 1, b[j - 1]))
+            };
+            factors.push((n.1, false));
+            dims[side][n.0].push(factors.len() - 1);
+        }
+        (x, y) = (1, 1);
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl OpDef for Reshape {
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        _: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        expect_inputs(inputs, 1)?;
+        if elements(&self.shape) != inputs[0].elements() {
+            return Err(OpError::ShapeMismatch {
+                lhs: inputs[0].shape.clone(),
+                rhs: self.shape.clone(),
+                why: "a reshape keeps the number of elements",
+            });
+        }
+        Ok(vec![TensorType::new(inputs[0].dtype, self.shape.clone())])
+    }
+
+    fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
+        let (a, b) = (&inputs[0].shape, &outputs[0].shape);
+        let opaque = |why: &str| FactorRule::opaque(&[a.len()], &[b.len()], why);
+        if inputs[0].elements() == 0 {
+            return opaque("no elements");
+        }
+        if inputs[0].elements() == u64::MAX {
+            return opaque("more than 2^64 elements");
+        }
+        let (factors, [ins, outs]) = common_factors(a, b);
+        if factors.len() > FACTORS.len() {
+            return opaque("more than 16 factors");
+        }
+        let mut rule = RuleBuilder::new();
+        let ids: Vec<FactorId> = factors
+            .iter()
+            .zip(FACTORS)
+            .map(|(&(n, splits), name)| {
+                let kind = if splits { FactorKind::Parallel } else { FactorKind::Whole };
+                rule.factor(name, n, kind)
+            })
+            .collect();
+        let named = |dims: Vec<Vec<usize>>| -> Vec<Vec<FactorId>> {
+            dims.into_iter().map(|d| d.into_iter().map(|f| ids[f]).collect()).collect()
+        };
+        rule.input_products(named(ins));
+        rule.output_products(named(outs));
+        rule.linear([0]);
+        rule.build()
+    }
+
+    fn work(&self, _: &[TensorType], _: &[TensorType]) -> Work {
+        Work::view()
+    }
+
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        Ok(vec![inputs[0].clone().reshape(self.shape.clone())?])
+    }
+
+    fn lower(&self) -> Kernel {
+        Kernel::Copy
+    }
+}

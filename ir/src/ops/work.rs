@@ -1,0 +1,72 @@
+//! What an op costs, in units that hardware profiles understand.
+
+/// What bounds an op's time on a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WorkKind {
+    /// A (batched) matrix product `batch × [m, k] · [k, n]`, or what a convolution becomes as an
+    /// implicit one.
+    Matmul {
+        /// Independent products.
+        batch: u64,
+        /// Rows of the left operand.
+        m: u64,
+        /// Columns of the right operand.
+        n: u64,
+        /// Contracted extent.
+        k: u64,
+    },
+    /// A convolution as an implicit matrix product: `m` output positions × `n` output channels ×
+    /// `k` = input channels × window, for each of `batch` groups.
+    Conv {
+        /// Groups.
+        batch: u64,
+        /// Output positions (batch × spatial).
+        m: u64,
+        /// Output channels of a group.
+        n: u64,
+        /// Input channels of a group × window.
+        k: u64,
+    },
+    /// Bounded by memory traffic.
+    Memory,
+    /// Changes only the description of its input: no kernel runs.
+    View,
+}
+
+/// Arithmetic and traffic of one application of an op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// What bounds it.
+    pub kind: WorkKind,
+    /// Floating-point operations; a multiply-add counts 2.
+    pub flops: f64,
+    /// Bytes read and written, each operand once.
+    pub bytes: f64,
+}
+
+impl Work {
+    /// A memory-bound op that does `flops_per_element` on each element of its first output and
+    /// reads and writes every operand once.
+    pub fn memory(
+        inputs: &[crate::TensorType],
+        outputs: &[crate::TensorType],
+        flops_per_element: f64,
+    ) -> Self {
+        let elements = outputs.first().map_or(0, crate::TensorType::elements);
+        Self {
+            kind: WorkKind::Memory,
+            flops: elements as f64 * flops_per_element,
+            bytes: traffic(inputs, outputs),
+        }
+    }
+
+    /// No work at all.
+    pub const fn view() -> Self {
+        Self { kind: WorkKind::View, flops: 0.0, bytes: 0.0 }
+    }
+}
+
+/// Bytes of all operands, each once.
+pub fn traffic(inputs: &[crate::TensorType], outputs: &[crate::TensorType]) -> f64 {
+    inputs.iter().chain(outputs).map(|t| t.bytes() as f64).sum()
+}

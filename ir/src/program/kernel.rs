@@ -1,0 +1,173 @@
+//! The closed set of kernels that ops lower to. Backends implement these and never learn op names.
+//!
+//! A kernel reads its extents from its buffers. Where a kernel must know which part of the whole a
+//! rank holds (an index into a split table, say), it reads that from the buffer too
+//! ([`Local::start`](super::Local)).
+
+use crate::ops::Op;
+use crate::scalar::ScalarFn;
+use crate::sharding::ReduceKind;
+use serde::{Deserialize, Serialize};
+
+/// A computation on local buffers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kernel {
+    /// Applies a scalar function element by element; inputs broadcast to the output.
+    Map {
+        /// The function.
+        f: ScalarFn,
+    },
+    /// `out[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`; leading dimensions broadcast.
+    MatMul {
+        /// The left operand is stored `[.., k, i]`.
+        trans_a: bool,
+        /// The right operand is stored `[.., j, k]`.
+        trans_b: bool,
+    },
+    /// The same elements in row-major order under other extents.
+    Copy,
+    /// Output dimension `i` is input dimension `perm[i]`.
+    Transpose {
+        /// The permutation.
+        perm: Vec<usize>,
+    },
+    /// `out[i..] = in[starts[i] + i · steps[i] ..]`; how many is the output's extent. Dimensions that
+    /// are not sliced have start 0 and step 1.
+    Slice {
+        /// First index, one a dimension.
+        starts: Vec<i64>,
+        /// Distance, one a dimension; may be negative.
+        steps: Vec<i64>,
+    },
+    /// Joins the inputs along a dimension.
+    Concat {
+        /// The dimension.
+        axis: usize,
+    },
+    /// Writes each dimension's `before` elements of padding in front (the output's extent says how
+    /// many follow behind; negative numbers crop).
+    Pad {
+        /// One a dimension.
+        before: Vec<i64>,
+        /// What the padding is.
+        mode: PadMode,
+        /// The value of constant padding.
+        value: f64,
+    },
+    /// Every element is `value`.
+    Fill {
+        /// The value; exact for the integers that f64 holds.
+        value: f64,
+    },
+    /// Reduces some dimensions; whether they are kept as 1 follows from the output's extents.
+    Reduce {
+        /// How elements combine.
+        kind: ReduceKind,
+        /// The dimensions, ascending.
+        axes: Vec<usize>,
+    },
+    /// Softmax along a dimension.
+    Softmax {
+        /// The dimension.
+        axis: usize,
+        /// Whether the logarithm is taken.
+        log: bool,
+    },
+    /// Normalises over the last dimensions from `axis` on. Inputs: x, scale, bias if there is one.
+    /// Layer norm subtracts the mean and divides by the standard deviation; RMS norm divides by the
+    /// root of the mean square.
+    Normalize {
+        /// First normalised dimension.
+        axis: usize,
+        /// Added to the variance or mean square.
+        epsilon: f32,
+        /// RMS instead of layer norm.
+        rms: bool,
+    },
+    /// Convolution of `[N, C, spatial..]` with `[M, C / groups, window..]`, no bias.
+    Conv {
+        /// Strides, padding, dilation.
+        window: Window,
+        /// Groups of channels. Under a split of channels each rank holds whole groups, so the local
+        /// number of groups is local input channels / weight's second extent.
+        groups: u64,
+    },
+    /// Pooling over `[N, C, spatial..]`.
+    Pool {
+        /// How elements combine.
+        kind: PoolKind,
+        /// Extents of the window.
+        extents: Vec<u64>,
+        /// Strides, padding, dilation.
+        window: Window,
+    },
+    /// Local response normalisation across channels of `[N, C, ..]`.
+    Lrn {
+        /// Window, in channels.
+        size: u64,
+        /// Scale.
+        alpha: f32,
+        /// Exponent.
+        beta: f32,
+        /// Offset.
+        bias: f32,
+    },
+    /// `out[.., i.., ..] = data[.., indices[i..], ..]`. Indices are global (negative ones count from
+    /// the global end); those outside the local part of `data` yield 0, so that a table split over
+    /// ranks gives partial sums.
+    Gather {
+        /// The dimension of `data` that is indexed.
+        axis: usize,
+    },
+    /// ONNX GatherND. Inputs: data, indices.
+    GatherNd {
+        /// Leading dimensions shared by both.
+        batch_dims: usize,
+    },
+    /// Evaluates an op by its reference semantics, on the host. For ops without a kernel of their
+    /// own; their operands are whole.
+    Reference {
+        /// The op.
+        op: Box<Op>,
+    },
+}
+
+/// Strides, padding and dilation of a window that moves over spatial dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// One a spatial dimension.
+    pub strides: Vec<u64>,
+    /// One a spatial dimension.
+    pub dilations: Vec<u64>,
+    /// Padding in front, one a spatial dimension.
+    pub before: Vec<u64>,
+    /// Padding behind, one a spatial dimension.
+    pub after: Vec<u64>,
+}
+
+/// How a pooling window combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolKind {
+    /// The largest element.
+    Max,
+    /// The mean of the elements inside the input.
+    Average,
+    /// The mean over the whole window, padding counted as 0.
+    AverageWithPadding,
+}
+
+/// What padding is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PadMode {
+    /// A constant.
+    Constant,
+    /// Mirrored without repeating the border.
+    Reflect,
+    /// The border repeated.
+    Edge,
+    /// Wrapped around.
+    Wrap,
+}

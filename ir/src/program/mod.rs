@@ -1,0 +1,137 @@
+//! The rank program: what one rank runs.
+//!
+//! A program is SPMD: all ranks of a stage run the same instructions, on local parts that differ by
+//! coordinate. Buffers are described by global type and sharding; the local extents and the global
+//! position of a rank's part follow from its coordinate alone ([`Buffer::local`]). The instruction
+//! set is closed: kernels, and resharding steps of which some are collectives. Every transfer is an
+//! explicit instruction, so a runtime decides nothing.
+
+pub mod kernel;
+pub mod verify;
+
+pub use kernel::{Kernel, PoolKind, Window};
+
+use crate::graph::TensorType;
+use crate::sharding::reshard::Step;
+use crate::sharding::{Mesh, Sharding};
+use serde::{Deserialize, Serialize};
+
+/// An index into [`Program::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    /// As an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A tensor of which each rank holds its part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Name of the value in the user's model; several buffers hold one value in several shardings.
+    pub name: String,
+    /// Global type.
+    #[serde(flatten)]
+    pub ty: TensorType,
+    /// How it is split.
+    pub sharding: Sharding,
+    /// Where it lies in the rank's arena.
+    #[serde(flatten)]
+    pub slot: Slot,
+}
+
+/// A place in the arena; sizes and offsets are the same on all ranks (the largest part decides).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Offset from the start of the arena, a multiple of [`ALIGNMENT`].
+    pub offset: u64,
+    /// Bytes of the largest part.
+    pub bytes: u64,
+}
+
+/// Alignment of buffers in the arena, in bytes.
+pub const ALIGNMENT: u64 = 256;
+
+/// A rank's part of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// Type with the local extents.
+    pub ty: TensorType,
+    /// Position of the part in the whole: the first index held, one a dimension.
+    pub start: Vec<u64>,
+    /// Extents of the whole.
+    pub global: Vec<u64>,
+}
+
+impl Buffer {
+    /// The part that the rank at `coord` holds.
+    pub fn local(&self, mesh: &Mesh, coord: &[u32]) -> Local {
+        let ranges = self.sharding.ranges(&self.ty.shape, mesh, coord);
+        Local {
+            ty: TensorType::new(
+                self.ty.dtype,
+                ranges.iter().map(|r| r.end - r.start).collect::<Vec<_>>(),
+            ),
+            start: ranges.iter().map(|r| r.start).collect(),
+            global: self.ty.shape.clone(),
+        }
+    }
+}
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Instr {
+    /// Runs a kernel on local parts.
+    Kernel {
+        /// The node of the user's model that it comes from.
+        node: String,
+        /// What runs.
+        kernel: Kernel,
+        /// Operands.
+        inputs: Vec<BufferId>,
+        /// Results.
+        outputs: Vec<BufferId>,
+    },
+    /// Changes a value's sharding by one step, over the step's mesh axes.
+    Reshard {
+        /// What is done.
+        step: Step,
+        /// From.
+        input: BufferId,
+        /// To.
+        output: BufferId,
+    },
+}
+
+/// What all ranks of one stage run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// Buffers.
+    pub buffers: Vec<Buffer>,
+    /// Buffers filled before the first instruction from the caller's inputs.
+    pub inputs: Vec<BufferId>,
+    /// Buffers filled before the first instruction from the model's weights, named as the model
+    /// names them.
+    pub weights: Vec<BufferId>,
+    /// Buffers filled before the first instruction from constants in the plan.
+    pub constants: Vec<BufferId>,
+    /// Instructions in order.
+    pub instrs: Vec<Instr>,
+    /// Buffers that hold the results after the last instruction; never partial.
+    pub outputs: Vec<BufferId>,
+    /// Size of each rank's arena.
+    pub arena_bytes: u64,
+}
+
+impl Program {
+    /// The buffer with this id.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+}

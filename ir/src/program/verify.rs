@@ -1,0 +1,1 @@
+//! Checks a program and lists every finding.

@@ -1,0 +1,12 @@
+//! Sharding: meshes, tensor shardings, factor rules, strategies and resharding.
+
+pub mod mesh;
+pub mod reshard;
+pub mod rule;
+pub mod spec;
+pub mod strategy;
+
+pub use mesh::{AxisId, Coord, Mesh, MeshAxis};
+pub use rule::{Factor, FactorId, FactorKind, FactorRule, RuleBuilder};
+pub use spec::{DimSharding, ReduceKind, Sharding};
+pub use strategy::{AxisUse, OpStrategy, Strategy};

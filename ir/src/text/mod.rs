@@ -1,0 +1,1 @@
+//! The textual form, which prints and parses back.

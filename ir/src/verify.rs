@@ -1,0 +1,1 @@
+//! Checks a graph and lists every finding.

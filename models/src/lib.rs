@@ -1,0 +1,1 @@
+//! Builders of model families that write ONNX at any size.

@@ -1,0 +1,1 @@
+//! A thin executor of rank programs: it decides nothing.

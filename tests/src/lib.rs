@@ -1,0 +1,1 @@
+//! planc's cross-crate test suites.
