@@ -28,6 +28,16 @@ pub struct MeshAxis {
     pub shares: Option<Vec<u32>>,
 }
 
+impl MeshAxis {
+    /// The sum of all shares: what one coordinate's share is a fraction of.
+    pub fn total_share(&self) -> u64 {
+        match &self.shares {
+            None => u64::from(self.size),
+            Some(shares) => shares.iter().map(|&s| u64::from(s)).sum(),
+        }
+    }
+}
+
 /// Devices as a grid. Ranks are numbered row-major: the last axis varies fastest, so it is the one
 /// whose groups lie closest together (within a node).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
