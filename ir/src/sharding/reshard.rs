@@ -177,7 +177,7 @@ fn push_axes(
     mesh: &Mesh,
 ) -> Option<()> {
     let n = *shape.get(dim)?;
-    if unit == 0 || unit > n.max(1) || n % unit != 0 {
+    if unit == 0 || unit > n.max(1) || !n.is_multiple_of(unit) {
         return None;
     }
     let old = &s.dims[dim];

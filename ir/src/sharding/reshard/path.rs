@@ -24,6 +24,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 pub struct Path {
     /// In order; empty if the two ends are equal.
     pub steps: Vec<Step>,
+    /// The sharding after each step; the last is the target.
+    pub shardings: Vec<Sharding>,
     /// The sum of the steps' times, in microseconds.
     pub cost_us: f64,
 }
@@ -172,9 +174,11 @@ impl Scope {
             units.dedup();
             units
         });
-        let thin = to.dims.iter().zip(&ty.shape).map(|(d, &n)| {
-            (u64::from(mesh.group_size(&d.axes)) > n).then(|| d.clone())
-        });
+        let thin = to
+            .dims
+            .iter()
+            .zip(&ty.shape)
+            .map(|(d, &n)| (u64::from(mesh.group_size(&d.axes)) > n).then(|| d.clone()));
         Some(Self { units: units.collect(), partial: to.partial.clone(), thin: thin.collect() })
     }
 
@@ -295,9 +299,8 @@ impl<'a> Search<'a> {
             return;
         }
         let (before, after) = (&self.states[at].local, &self.states[next].local);
-        let cost_us =
-            self.states[at].cost_us + self.cost.step_us(&step, before, after, self.mesh);
-        let steps = self.states[at].steps.wrapping_add(1);
+        let cost_us = self.states[at].cost_us + self.cost.step_us(&step, before, after, self.mesh);
+        let steps = self.states[at].steps + 1;
         let state = &mut self.states[next];
         let order = cost_us.total_cmp(&state.cost_us).then(steps.cmp(&state.steps));
         if order == Ordering::Less {
@@ -309,13 +312,15 @@ impl<'a> Search<'a> {
 
     fn path_to(&self, mut at: usize) -> Path {
         let cost_us = self.states[at].cost_us;
-        let mut steps = Vec::new();
+        let (mut steps, mut shardings) = (Vec::new(), Vec::new());
         while let Some((before, step)) = &self.states[at].arrived {
             steps.push(step.clone());
+            shardings.push(self.states[at].sharding.clone());
             at = *before;
         }
         steps.reverse();
-        Path { steps, cost_us }
+        shardings.reverse();
+        Path { steps, shardings, cost_us }
     }
 
     /// Every step that the scope offers; those that do not nest with what is there fail to apply.
