@@ -1,1 +1,3 @@
 //! ONNX in and out. The only place that sees protobuf.
+
+pub mod wire;
