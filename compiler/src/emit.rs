@@ -5,8 +5,10 @@ use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
 use planc_ir::ops::WorkKind;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use planc_ir::plan::{
-    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Semantics, Source, Stage, Weight, base64,
+    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Semantics, Source, Stage, Weight,
 };
 use planc_ir::program::{BufferId, Program};
 use std::collections::BTreeMap;
@@ -34,8 +36,8 @@ pub enum EmitError {
     #[error("the program loads `{0}`, which the model does not have")]
     UnknownValue(String),
     /// The cluster could not be written as JSON.
-    #[error("the cluster cannot be written as JSON: {0}")]
-    Cluster(serde_json::Error),
+    #[error(transparent)]
+    Cluster(#[from] planc_cost_model::CostError),
 }
 
 /// The plan that runs `program`.
@@ -91,7 +93,7 @@ pub fn plan(
             inputs: named(&graph.inputs),
             outputs: named(&graph.outputs),
         },
-        cluster: serde_json::to_value(cost.cluster()).map_err(EmitError::Cluster)?,
+        cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
         predicted: search.predicted.clone(),
         baselines: search.baselines.clone(),
@@ -126,7 +128,7 @@ fn weight(value: &Value) -> Result<Weight, EmitError> {
             if bytes > MAX_INLINE_BYTES {
                 return Err(EmitError::InlineWeight { name: value.name.clone(), bytes });
             }
-            Source::Inline(base64(&t.to_bytes()))
+            Source::Inline(STANDARD.encode(t.to_bytes()))
         }
         ValueDef::Input | ValueDef::Node { .. } => {
             return Err(EmitError::UnknownValue(value.name.clone()));
@@ -140,7 +142,7 @@ fn constant(value: &Value) -> Result<Constant, EmitError> {
         ValueDef::Constant(t) => Ok(Constant {
             name: value.name.clone(),
             ty: value.ty.clone(),
-            data: base64(&t.to_bytes()),
+            data: STANDARD.encode(t.to_bytes()),
         }),
         _ => Err(EmitError::UnknownValue(value.name.clone())),
     }

@@ -4,8 +4,17 @@
 //! `../shared/models` beside the checkout. A test that needs the larger set says aloud when it is
 //! absent.
 
+use onnx_protobuf::ModelProto;
+use planc::pipeline::{Compiled, compile};
+use planc::search::SearchOptions;
+use planc::verify::{Comparison, Tolerance, compare};
+use planc_cost_model::{Catalogue, Cluster, CostModel};
 use planc_ir::Tensor;
 use planc_ir::onnx::tensor::read_tensor;
+use planc_ir::onnx::{ImportOptions, Model, import};
+use planc_ir::plan::Plan;
+use planc_runtime::Session;
+use protobuf::Message as _;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -87,4 +96,72 @@ fn tensors(set: &Path, kind: &str) -> BTreeMap<String, Tensor> {
         .take_while(|file| file.is_file())
         .map(|file| read_tensor(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())))
         .collect()
+}
+
+/// What running a planned model gave.
+#[derive(Debug)]
+pub struct RunResult {
+    /// The chosen mesh.
+    pub mesh: String,
+    /// The output that differs most from what was expected.
+    pub worst: Comparison,
+}
+
+/// Plans `model` for `ranks` devices with the dimensions of `set`, runs the plan (as it reads back
+/// from its JSON) on CPU ranks, and compares.
+pub fn plan_and_run(model: &TestModel, set: &DataSet, ranks: u32) -> RunResult {
+    let bind = bindings(&model.path, set);
+    let cost = cost_model("H100", ranks);
+    let (_, compiled) = plan(&model.path, &bind, &cost, &SearchOptions::default());
+    let plan = Plan::from_json(&compiled.plan.to_json()).expect("the plan reads back");
+    let mut session = Session::load(&plan, &model.path).expect("the plan loads");
+    let outputs = session.run(&set.inputs).expect("the plan runs");
+    assert_eq!(outputs.len(), set.outputs.len(), "{}", model.name);
+    let tolerance = Tolerance { atol: model.atol, rtol: model.rtol };
+    let mut worst = Comparison { max_abs: 0.0, max_rel: 0.0, equal: true };
+    for (name, found) in &outputs {
+        let c = compare(found, &set.outputs[name], tolerance);
+        worst.max_abs = worst.max_abs.max(c.max_abs);
+        worst.max_rel = worst.max_rel.max(c.max_rel);
+        worst.equal &= c.equal;
+    }
+    RunResult { mesh: compiled.search.strategy.mesh.to_string(), worst }
+}
+
+/// The cost model of `devices` devices of one type.
+pub fn cost_model(device: &str, devices: u32) -> CostModel {
+    let catalogue = Catalogue::shipped().expect("the shipped profiles are valid");
+    let cluster = Cluster::homogeneous(device, devices, &catalogue).expect("cluster");
+    CostModel::new(&cluster, &catalogue).expect("cost model")
+}
+
+/// Imports and compiles.
+pub fn plan(
+    path: &Path,
+    bind: &[(String, u64)],
+    cost: &CostModel,
+    options: &SearchOptions,
+) -> (Model, Compiled) {
+    let import_options = ImportOptions { bind: bind.iter().cloned().collect() };
+    let model = import(path, &import_options).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let compiled = compile(&model, &file, cost, options, &|_| ())
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    (model, compiled)
+}
+
+/// The values of a model's symbolic dimensions under which a data set's inputs fit.
+pub fn bindings(path: &Path, set: &DataSet) -> Vec<(String, u64)> {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let proto = ModelProto::parse_from_bytes(&bytes).expect("onnx-protobuf reads the model");
+    let mut found = BTreeMap::new();
+    for input in &proto.graph.input {
+        let Some(tensor) = set.inputs.get(input.name()) else { continue };
+        for (dim, &extent) in input.type_.tensor_type().shape.dim.iter().zip(tensor.shape()) {
+            if dim.has_dim_param() && dim.dim_param().parse::<u64>().is_err() {
+                found.insert(dim.dim_param().to_string(), extent);
+            }
+        }
+    }
+    found.into_iter().collect()
 }

@@ -1,7 +1,7 @@
 //! The flags that name a cluster, shared by the verbs that plan.
 
 use super::error::CliError;
-use planc_cost_model::Cluster;
+use planc_cost_model::{Catalogue, Cluster, CostModel};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -18,20 +18,26 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// The cluster that the flags name.
-    pub fn cluster(&self) -> Result<Cluster, CliError> {
+    /// The cost model of the cluster that the flags name.
+    pub fn cost_model(&self) -> Result<CostModel, CliError> {
+        let catalogue = Catalogue::shipped()?;
+        let cluster = self.cluster(&catalogue)?;
+        Ok(CostModel::new(&cluster, &catalogue)?)
+    }
+
+    fn cluster(&self, catalogue: &Catalogue) -> Result<Cluster, CliError> {
         if let Some(name) = &self.cluster {
             let path = PathBuf::from(name);
             let is_file = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
             if is_file || path.is_file() {
                 let text = std::fs::read_to_string(&path).map_err(CliError::io(&path))?;
-                return Ok(Cluster::from_json(&text)?);
+                return Ok(Cluster::from_json(&text, catalogue)?);
             }
-            return Ok(Cluster::preset(name)?);
+            return Ok(Cluster::preset(name, catalogue)?);
         }
         let gpus = self.gpus.ok_or_else(|| {
             CliError::Usage("say for what: --gpus N [--device NAME], or --cluster NAME|FILE".into())
         })?;
-        Ok(Cluster::homogeneous(&self.device, gpus)?)
+        Ok(Cluster::homogeneous(&self.device, gpus, catalogue)?)
     }
 }

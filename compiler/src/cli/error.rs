@@ -9,7 +9,7 @@ pub enum CliError {
     #[error("{0}")]
     Import(#[from] planc_ir::onnx::ImportError),
     #[error("{0}")]
-    Cluster(#[from] planc_cost_model::ClusterError),
+    Cluster(#[from] planc_cost_model::CostError),
     #[error("{0}")]
     Compile(#[from] planc::pipeline::CompileError),
     #[error("{path}: {source}", path = path.display())]

@@ -7,7 +7,6 @@ use super::{Outcome, ok, parse_binding};
 use planc::pipeline::{Compiled, compile};
 use planc::report::plan_report;
 use planc::search::SearchOptions;
-use planc_cost_model::CostModel;
 use planc_ir::onnx::{ImportOptions, import};
 use std::path::{Path, PathBuf};
 
@@ -51,12 +50,11 @@ fn parse_mesh(text: &str) -> Result<Mesh, String> {
 }
 
 pub fn run(args: &Args) -> Result<Outcome, CliError> {
-    let cluster = args.cluster.cluster()?;
+    let cost = args.cluster.cost_model()?;
     let progress = Progress::start();
     progress.say("importing");
     let options = ImportOptions { bind: args.bind.iter().cloned().collect() };
     let model = import(&args.model, &options)?;
-    let cost = CostModel::new(cluster)?;
     let options = SearchOptions {
         mesh: args.mesh.as_ref().map(|m| m.0.clone()),
         gap: args.gap,

@@ -6,8 +6,8 @@ use super::units::micros;
 use planc_cost_model::CostModel;
 use planc_ir::ops::WorkKind;
 use planc_ir::program::{Instr, Program};
-use planc_ir::sharding::{AxisUse, FactorKind, Strategy};
-use planc_ir::{Graph, NodeId, TensorType};
+use planc_ir::sharding::{AxisUse, FactorKind, Sharding, Strategy, op_shardings};
+use planc_ir::{DType, Graph, NodeId, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
 /// A row: equal layers.
@@ -106,29 +106,24 @@ fn render(rows: Vec<Row>, max_rows: usize) -> String {
 
 /// A node's compute time on the largest local parts, and whether it earns a row by itself.
 fn compute(graph: &Graph, strategy: &Strategy, cost: &CostModel, id: NodeId) -> (f64, bool) {
-    let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
-    let node = graph.node(id);
-    let rule = node.op.rule(&inputs, &outputs);
-    let shapes = |types: &[TensorType]| types.iter().map(|t| t.shape.clone()).collect::<Vec<_>>();
-    let (ins, outs) = (shapes(&inputs), shapes(&outputs));
-    let refs = |s: &'_ [Vec<u64>]| s.iter().map(|x| x.to_vec()).collect::<Vec<_>>();
-    let (ins_ref, outs_ref) = (refs(&ins), refs(&outs));
-    let ins_slices: Vec<&[u64]> = ins_ref.iter().map(Vec::as_slice).collect();
-    let outs_slices: Vec<&[u64]> = outs_ref.iter().map(Vec::as_slice).collect();
-    let Some((si, so)) =
-        rule.shardings(&strategy.mesh, &strategy.ops[id.index()], &ins_slices, &outs_slices)
-    else {
+    let strategy_of = &strategy.ops[id.index()];
+    let Ok(shardings) = op_shardings(graph, id, &strategy.mesh, strategy_of) else {
         return (0.0, false);
     };
-    let local = |types: &[TensorType], shardings: &[planc_ir::sharding::Sharding]| {
-        types
+    let node = graph.node(id);
+    let local = |values: &[ValueId], shardings: &[Sharding]| -> Vec<TensorType> {
+        values
             .iter()
             .zip(shardings)
-            .map(|(t, s)| TensorType::new(t.dtype, s.max_local_shape(&t.shape, &strategy.mesh)))
-            .collect::<Vec<_>>()
+            .map(|(&v, s)| {
+                let ty = graph.ty(v);
+                TensorType::new(ty.dtype, s.max_local_shape(&ty.shape, &strategy.mesh))
+            })
+            .collect()
     };
-    let work = node.op.work(&local(&inputs, &si), &local(&outputs, &so));
-    let dtype = outputs.first().map_or(planc_ir::DType::F32, |t| t.dtype);
+    let outputs = local(&node.outputs, &shardings.outputs);
+    let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
+    let dtype = outputs.first().map_or(DType::F32, |t| t.dtype);
     let heavy = matches!(work.kind, WorkKind::Matmul { .. } | WorkKind::Conv { .. });
     (cost.op_us(&work, dtype), heavy)
 }

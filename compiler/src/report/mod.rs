@@ -41,7 +41,7 @@ pub fn plan_report(
             plan.model.bindings.iter().map(|(k, v)| format!("{k}={v}")).collect();
         line("bound", bound.join(", "));
     }
-    line("cluster", cost.cluster().to_string());
+    line("cluster", cluster(cost));
     line("mesh", compiled.search.strategy.mesh.to_string());
     let _ = writeln!(out);
     out.push_str(&layers::table(
@@ -109,4 +109,17 @@ fn baseline(b: &Baseline, chosen_us: f64) -> String {
         b.total_us / chosen_us,
         bytes(b.memory_bytes),
     )
+}
+
+/// `8 × h100-sxm-80gb on 1 node`.
+fn cluster(cost: &CostModel) -> String {
+    let nodes = cost.cluster().node_count();
+    let devices: Vec<String> = cost
+        .cluster()
+        .nodes
+        .iter()
+        .map(|g| format!("{} × {}", g.count.saturating_mul(g.devices), g.device))
+        .collect();
+    let nodes = if nodes == 1 { "1 node".to_string() } else { format!("{nodes} nodes") };
+    format!("{} on {nodes}", devices.join(" + "))
 }

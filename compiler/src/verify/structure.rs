@@ -3,7 +3,7 @@
 use planc_ir::graph::{Graph, NodeId, ValueDef};
 use planc_ir::plan::{NodeStrategy, Plan, Stage};
 use planc_ir::program::{self, BufferId, Instr, Program};
-use planc_ir::sharding::{Mesh, Sharding};
+use planc_ir::sharding::op_shardings;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is wrong with the plan's structure as a plan of `graph`.
@@ -115,11 +115,17 @@ fn node(
     if *kernel != node.op.lower() {
         wrong("its kernel is not what its op lowers to".to_string());
     }
-    let Some((needed, left)) = shardings(graph, id, strategy, &program.mesh) else {
-        wrong("its strategy is not legal".to_string());
-        return;
+    let shardings = match op_shardings(graph, id, &program.mesh, &strategy.strategy) {
+        Ok(shardings) => shardings,
+        Err(e) => {
+            wrong(e.to_string());
+            return;
+        }
     };
-    let sides = [("input", inputs, &node.inputs, needed), ("output", outputs, &node.outputs, left)];
+    let sides = [
+        ("input", inputs, &node.inputs, shardings.inputs),
+        ("output", outputs, &node.outputs, shardings.outputs),
+    ];
     for (side, buffers, values, expected) in sides {
         if buffers.len() != values.len() {
             wrong(format!("has {} {side}s, expected {}", buffers.len(), values.len()));
@@ -139,19 +145,6 @@ fn node(
             }
         }
     }
-}
-
-fn shardings(
-    graph: &Graph,
-    id: NodeId,
-    strategy: &NodeStrategy,
-    mesh: &Mesh,
-) -> Option<(Vec<Sharding>, Vec<Sharding>)> {
-    let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
-    let rule = graph.node(id).op.rule(&inputs, &outputs);
-    let ins: Vec<&[u64]> = inputs.iter().map(|t| t.shape.as_slice()).collect();
-    let outs: Vec<&[u64]> = outputs.iter().map(|t| t.shape.as_slice()).collect();
-    rule.shardings(mesh, &strategy.strategy, &ins, &outs)
 }
 
 /// Whatever is no kernel changes a value's sharding and nothing else. (That the step turns the one
