@@ -91,6 +91,9 @@ op_table! {
     map::Map,
     // Layout.
     reshape::Reshape,
+    // Control flow.
+    if_op::If,
+    loop_op::Loop,
 }
 
 impl Op {
