@@ -89,14 +89,14 @@ fn says_what_is_wrong_and_where() {
         |what: &str, found: &str| Kind::Expected { expected: what.into(), found: found.into() };
     assert_eq!(error("graph", "grape"), (1, 1, expected("`graph`", "`grape`")));
     assert_eq!(error("MatMul(", "MatMull("), (5, 12, Kind::UnknownOp("MatMull".into())));
-    assert_eq!(error("(%0, %1)", "(%0, %7)"), (5, 24, Kind::Undefined(ValueId(7))));
-    assert_eq!(error("(%0, %1)", "(%0, %3)"), (5, 24, Kind::Undefined(ValueId(3))));
+    assert_eq!(error("(%0, %1)", "(%0, %7)"), (5, 23, Kind::Undefined(ValueId(7))));
+    assert_eq!(error("(%0, %1)", "(%0, %3)"), (5, 23, Kind::Undefined(ValueId(3))));
     assert_eq!(error("%1 \"w\"", "%0 \"w\""), (3, 3, Kind::Redefined(ValueId(0))));
-    assert_eq!(error("f32[2,8]", "f31[2,8]"), (2, 18, Kind::UnknownType("f31".into())));
-    assert_eq!(error("2,8", "2;8"), (2, 23, expected("`,`", "';'")));
-    assert_eq!(error("2,8", "2,-8"), (2, 24, expected("a number", "'-'")));
+    assert_eq!(error("f32[2,8]", "f31[2,8]"), (2, 20, Kind::UnknownType("f31".into())));
+    assert_eq!(error("2,8", "2;8"), (2, 25, expected("`,`", "';'")));
+    assert_eq!(error("2,8", "2,-8"), (2, 26, expected("a number", "'-'")));
     let huge = "18446744073709551616";
-    assert_eq!(error("2,8", huge), (2, 22, Kind::Number(huge.into())));
+    assert_eq!(error("2,8", huge), (2, 24, Kind::Number(huge.into())));
     assert_eq!(
         error("output %4\n}\n", ""),
         (8, 1, { expected("a definition, `output` or `}`", "the end of the text") })

@@ -173,8 +173,9 @@ fn nothing_is_unfinished() {
 }
 
 fn untidy_space(t: &Text) -> Vec<String> {
-    let mut faults =
-        t.lines(|line| (line != line.trim_end()).then(|| "space at the end of the line".to_string()));
+    let mut faults = t.lines(|line| {
+        (line != line.trim_end()).then(|| "space at the end of the line".to_string())
+    });
     if t.text.contains('\r') {
         faults.push(format!("{}: ends lines with a carriage return", t.path));
     }
@@ -243,7 +244,8 @@ fn crates_use_only_what_they_may() {
         texts().into_iter().filter(|t| t.path.ends_with("/Cargo.toml")).collect();
     assert!(manifests.len() >= MAY_USE.len());
     assert_tidy(&manifests.iter().flat_map(forbidden_dependencies).collect::<Vec<_>>());
-    let bad = "[lints]\nworkspace = true\n\n[dependencies]\n# why\nplanc.workspace = true\negg = \"1\"\n";
+    let bad =
+        "[lints]\nworkspace = true\n\n[dependencies]\n# why\nplanc.workspace = true\negg = \"1\"\n";
     assert_eq!(
         forbidden_dependencies(&Text::new("codegen/Cargo.toml", bad)),
         ["codegen must not use planc", "only compiler may use egg, not codegen"]
@@ -257,7 +259,8 @@ fn protobuf_elsewhere(t: &Text) -> Vec<String> {
         return vec![];
     }
     t.lines(|line| {
-        let named = line.contains(concat!("prost", "::")) || line.contains(concat!("proto", "buf::"));
+        let named =
+            line.contains(concat!("prost", "::")) || line.contains(concat!("proto", "buf::"));
         named.then(|| "protobuf is seen only in ir/src/onnx".to_string())
     })
 }
