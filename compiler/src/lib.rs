@@ -1,1 +1,3 @@
-//! The planner: reads a model and a cluster, searches, and emits a plan.
+//! The compiler: from a model and a cluster to a plan.
+
+pub mod search;

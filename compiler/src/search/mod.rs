@@ -1,0 +1,6 @@
+//! The search.
+
+pub mod ilp;
+pub mod reduce;
+pub mod request;
+pub mod solver;
