@@ -19,6 +19,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod interp;
+pub mod number;
 pub mod onnx;
 pub mod ops;
 pub mod plan;
