@@ -13,8 +13,10 @@
 //!    Equalities over classes, rather than `≥` over candidate pairs, make the relaxation tight.
 //! 3. [`shared_reshards`]: `w[h,t] ≥ e[h,t]` for each use: what several uses need is paid once.
 //! 4. [`memory_rows`]: homes weighted by `x` and forms weighted by `w` stay within the limit.
+//!
+//! [`Ilp::leanest`] asks for the least memory instead: costs are 0 and the limit of 4 is a column.
 
-use super::request::{Choice, Edge, End, Request};
+use super::request::{Choice, Edge, End, MemoryRow, Request};
 use super::solver::{Backend, Limits, Mip, Solution, SolverError};
 use good_lp::{Expression, Variable, constraint};
 
@@ -27,6 +29,8 @@ pub struct Ilp<'a> {
     choices: Vec<Vec<Variable>>,
     /// By edge.
     flows: Vec<Flows>,
+    /// The column that the memory rows stay within, and what it is counted in; without it, the limit.
+    peak: Option<(Variable, f64)>,
 }
 
 /// What a column stands for.
@@ -35,6 +39,7 @@ enum Meaning {
     Choice { decision: usize, candidate: usize },
     Flow { edge: usize, usage: usize, from: usize, to: usize },
     Paid { edge: usize, from: usize, to: usize },
+    Peak,
 }
 
 /// An edge's columns.
@@ -57,14 +62,28 @@ pub struct Answer {
 impl<'a> Ilp<'a> {
     /// Builds the program.
     pub fn new(request: &'a Request) -> Self {
+        Self::build(request, false)
+    }
+
+    /// Builds the program that asks for the least memory, whatever it costs.
+    pub fn leanest(request: &'a Request) -> Self {
+        Self::build(request, true)
+    }
+
+    fn build(request: &'a Request, leanest: bool) -> Self {
         let mut ilp = Self {
             request,
             mip: Mip::new(),
             meaning: Vec::new(),
             choices: Vec::new(),
             flows: Vec::new(),
+            peak: None,
         };
-        ilp.add_columns();
+        ilp.add_columns(if leanest { 0.0 } else { 1.0 });
+        if leanest {
+            ilp.meaning.push(Meaning::Peak);
+            ilp.peak = Some((ilp.mip.fraction(1.0), most_bytes(request)));
+        }
         one_choice(&mut ilp);
         marginals(&mut ilp);
         shared_reshards(&mut ilp);
@@ -102,11 +121,12 @@ impl<'a> Ilp<'a> {
         Ok(Answer { choice, solution })
     }
 
-    fn add_columns(&mut self) {
+    /// Adds the columns, their costs multiplied by `scale`.
+    fn add_columns(&mut self, scale: f64) {
         for (decision, d) in self.request.decisions.iter().enumerate() {
             let columns = d.cost_us.iter().enumerate().map(|(candidate, &cost)| {
                 self.meaning.push(Meaning::Choice { decision, candidate });
-                self.mip.binary(cost)
+                self.mip.binary(cost * scale)
             });
             self.choices.push(columns.collect());
         }
@@ -116,7 +136,7 @@ impl<'a> Ilp<'a> {
             for (usage, end) in edge.uses.iter().enumerate() {
                 let mut columns = Vec::new();
                 for (from, to) in ways(edge, end) {
-                    let us = edge.us[from][to].unwrap_or(0.0);
+                    let us = edge.us[from][to].unwrap_or(0.0) * scale;
                     self.meaning.push(Meaning::Flow { edge: index, usage, from, to });
                     columns.push((from, to, self.mip.fraction(if shared { 0.0 } else { us })));
                 }
@@ -128,7 +148,7 @@ impl<'a> Ilp<'a> {
                 pairs.dedup();
                 for (from, to) in pairs {
                     self.meaning.push(Meaning::Paid { edge: index, from, to });
-                    let column = self.mip.fraction(edge.us[from][to].unwrap_or(0.0));
+                    let column = self.mip.fraction(edge.us[from][to].unwrap_or(0.0) * scale);
                     flows.paid.push((from, to, column));
                 }
             } else if let Some(only) = flows.uses.first() {
@@ -151,6 +171,7 @@ impl<'a> Ilp<'a> {
                 let edge = &self.request.edges[edge];
                 class(&edge.from) == from && edge.uses.iter().any(|u| class(u) == to)
             }
+            Meaning::Peak => true,
         };
         self.meaning.iter().map(|m| f64::from(u8::from(value(m)))).collect()
     }
@@ -223,7 +244,7 @@ fn shared_reshards(ilp: &mut Ilp<'_>) {
 ///    coefficients are of the size that the solver's tolerances are made for.
 fn memory_rows(ilp: &mut Ilp<'_>) {
     let memory = &ilp.request.memory;
-    let unit = (memory.limit_bytes as f64).max(1.0);
+    let unit = ilp.peak.map_or((memory.limit_bytes as f64).max(1.0), |(_, unit)| unit);
     for row in &memory.rows {
         let mut held = Expression::with_capacity(row.homes.len() + row.forms.len());
         for &(home, count) in &row.homes {
@@ -238,8 +259,26 @@ fn memory_rows(ilp: &mut Ilp<'_>) {
                 held.add_mul(count as f64 * form.bytes[from][to] as f64 / unit, column);
             }
         }
-        ilp.mip.constrain(constraint!(held <= memory.limit_bytes as f64 / unit));
+        ilp.mip.constrain(match ilp.peak {
+            Some((peak, _)) => constraint!(held <= peak),
+            None => constraint!(held <= memory.limit_bytes as f64 / unit),
+        });
     }
+}
+
+/// More than any row can hold.
+fn most_bytes(request: &Request) -> f64 {
+    let memory = &request.memory;
+    let most = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0) as f64;
+    let row = |row: &MemoryRow| -> f64 {
+        let homes = row.homes.iter().map(|&(h, n)| n as f64 * most(&memory.homes[h].bytes));
+        let forms = row.forms.iter().map(|&(f, n)| {
+            let bytes = &memory.forms[f].bytes;
+            n as f64 * bytes.iter().flatten().map(|&b| b as f64).sum::<f64>()
+        });
+        homes.chain(forms).sum()
+    };
+    memory.rows.iter().map(row).fold(1.0, f64::max)
 }
 
 #[cfg(test)]
