@@ -8,7 +8,7 @@ use planc_ir::ops::WorkKind;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use planc_ir::plan::{
-    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Semantics, Source, Stage, Weight,
+    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage, Weight,
 };
 use planc_ir::program::{BufferId, Program};
 use std::collections::BTreeMap;
@@ -95,13 +95,26 @@ pub fn plan(
         },
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
-        predicted: search.predicted.clone(),
+        predicted: prediction(search),
         baselines: search.baselines.clone(),
         certificate: search.certificate.clone(),
         stages: vec![Stage { first_rank: 0, strategy, program }],
         weights,
         constants,
     })
+}
+
+/// What the evaluator says of the chosen strategy.
+fn prediction(search: &SearchResult) -> Prediction {
+    let e = &search.evaluation;
+    Prediction {
+        total_us: e.total_us,
+        compute_us: e.compute_us,
+        communication_us: e.communication_us.clone(),
+        memory_bytes: e.memory_bytes,
+        weight_bytes: e.weight_bytes,
+        activation_bytes: e.activation_bytes(),
+    }
 }
 
 /// Floating-point operations of matrix products and convolutions.

@@ -7,7 +7,9 @@ use super::{Outcome, ok, parse_binding};
 use planc::pipeline::{Compiled, compile};
 use planc::report::plan_report;
 use planc::search::SearchOptions;
+use planc::search::solver::Limits;
 use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::sharding::Mesh;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -37,14 +39,14 @@ pub struct Args {
     gap: f64,
 }
 
-/// Sizes of a mesh's axes, outermost first.
-#[derive(Clone, Debug)]
-struct Mesh(Vec<u32>);
-
+/// `2x4` is a mesh of two axes, named as the search names them.
 fn parse_mesh(text: &str) -> Result<Mesh, String> {
     let sizes: Result<Vec<u32>, _> = text.split('x').map(str::parse).collect();
-    match sizes {
-        Ok(sizes) if (1..=2).contains(&sizes.len()) && !sizes.contains(&0) => Ok(Mesh(sizes)),
+    match sizes.as_deref() {
+        Ok(&[devices]) if devices > 0 => Ok(Mesh::new([("device", devices)])),
+        Ok(&[data, tensor]) if data > 0 && tensor > 0 => {
+            Ok(Mesh::new([("data", data), ("tensor", tensor)]))
+        }
         _ => Err("expected one or two axes, such as 8 or 2x4".to_string()),
     }
 }
@@ -55,11 +57,12 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     progress.say("importing");
     let options = ImportOptions { bind: args.bind.iter().cloned().collect() };
     let model = import(&args.model, &options)?;
-    let options = SearchOptions {
-        mesh: args.mesh.as_ref().map(|m| m.0.clone()),
-        gap: args.gap,
-        ..SearchOptions::default()
-    };
+    if let Some(mesh) = &args.mesh {
+        cost.check_mesh(mesh)?;
+    }
+    let limits = Limits { relative_gap: args.gap, ..Limits::default() };
+    let options =
+        SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     let compiled = compile(&model, &file, &cost, &options, &|what| progress.say(what))?;
     drop(progress);

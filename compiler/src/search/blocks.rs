@@ -1,0 +1,150 @@
+//! Repeated blocks: which nodes share one decision.
+//!
+//! A network of 96 equal layers is one layer decided once. Nodes are compared at a distance: node `i`
+//! *matches* node `i + p` if both apply the same op to equal types, and each operand comes either from
+//! the same distance back, or from the very same value, or (weights, constants) from a value of its own
+//! of the same type. A stretch of matches of length `L ≥ p` is a run of `L + p` nodes with period `p`;
+//! node `s + k` of the run decides with all others at the same place modulo `p`.
+//!
+//! The longest run is taken first, then the rest to its left and right is searched in the same way. The
+//! first block of a run reads what precedes the run rather than a block, so a run is extended to the
+//! left over nodes that differ from the next block's only in that.
+//!
+//! A period has at least [`MIN_PERIOD`] nodes, several blocks if need be: strategies that alternate
+//! between neighbouring layers (column-parallel, then row-parallel) must stay expressible. Sharing
+//! decisions restricts the space that is searched; the certificate says how much is shared.
+
+use planc_ir::ops::Op;
+use planc_ir::{Graph, NodeId, TensorType, ValueDef, ValueId};
+
+/// The least number of nodes after which decisions repeat.
+pub const MIN_PERIOD: usize = 24;
+
+/// Which nodes share a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// For each node, the first node that it shares its decision with (itself if there is none).
+    pub leader: Vec<usize>,
+    /// The runs found, in order.
+    pub runs: Vec<Run>,
+}
+
+/// A run of equal blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First node.
+    pub start: usize,
+    /// Number of nodes; the last block may be cut short.
+    pub nodes: usize,
+    /// Nodes in a block.
+    pub period: usize,
+}
+
+impl Blocks {
+    /// Every node decides for itself.
+    pub fn none(graph: &Graph) -> Self {
+        Self { leader: (0..graph.nodes.len()).collect(), runs: Vec::new() }
+    }
+
+    /// Finds the repeated blocks of a graph.
+    pub fn find(graph: &Graph) -> Self {
+        let finder = Finder { graph, kind: kinds(graph) };
+        let mut blocks = Self::none(graph);
+        finder.search(0, graph.nodes.len(), &mut blocks.runs);
+        blocks.runs.sort_unstable_by_key(|r| r.start);
+        for run in &blocks.runs {
+            for i in run.start..run.start + run.nodes {
+                blocks.leader[i] = run.start + (i - run.start) % run.period;
+            }
+        }
+        blocks
+    }
+
+    /// Number of distinct decisions.
+    pub fn distinct_nodes(&self) -> usize {
+        self.leader.iter().enumerate().filter(|&(i, &l)| i == l).count()
+    }
+}
+
+/// Numbers nodes alike that apply the same op to the same types.
+fn kinds(graph: &Graph) -> Vec<usize> {
+    let mut seen: Vec<(&Op, Vec<TensorType>, Vec<TensorType>)> = Vec::new();
+    let kind = |id: NodeId| {
+        let op = &graph.node(id).op;
+        let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
+        let same = seen.iter().position(|(o, i, r)| *o == op && *i == inputs && *r == outputs);
+        same.unwrap_or_else(|| {
+            seen.push((op, inputs, outputs));
+            seen.len() - 1
+        })
+    };
+    graph.node_ids().map(kind).collect()
+}
+
+struct Finder<'a> {
+    graph: &'a Graph,
+    kind: Vec<usize>,
+}
+
+impl Finder<'_> {
+    /// Finds the longest run within `lo..hi`, then searches beside it.
+    fn search(&self, lo: usize, hi: usize, runs: &mut Vec<Run>) {
+        let mut best: Option<Run> = None;
+        for period in MIN_PERIOD..=(hi - lo) / 2 {
+            let mut start = lo;
+            for i in lo..=hi - period {
+                if i < hi - period && self.matches(i, period, None) {
+                    continue;
+                }
+                let (length, run_start) = (i - start, start);
+                start = i + 1;
+                if length < period {
+                    continue;
+                }
+                let run = self.extended(Run { start: run_start, nodes: length + period, period }, lo);
+                let shared = |r: &Run| r.nodes - r.period;
+                if best.as_ref().is_none_or(|b| shared(&run) > shared(b)) {
+                    best = Some(run);
+                }
+            }
+        }
+        if let Some(run) = best {
+            runs.push(run);
+            self.search(lo, run.start, runs);
+            self.search(run.start + run.nodes, hi, runs);
+        }
+    }
+
+    /// Extends a run to the left over nodes whose operands come from before it.
+    fn extended(&self, run: Run, lo: usize) -> Run {
+        let earliest = run.start.saturating_sub(run.period - 1).max(lo);
+        let fits = |&start: &usize| {
+            (start..run.start).all(|i| self.matches(i, run.period, Some(start)))
+        };
+        let start = (earliest..run.start).find(fits).unwrap_or(run.start);
+        Run { start, nodes: run.nodes + run.start - start, ..run }
+    }
+
+    /// Whether node `i` matches node `i + period`; operands from before node `first` may differ.
+    fn matches(&self, i: usize, period: usize, first: Option<usize>) -> bool {
+        let j = i + period;
+        if self.kind[i] != self.kind[j] {
+            return false;
+        }
+        let (a, b) = (&self.graph.nodes[i].inputs, &self.graph.nodes[j].inputs);
+        a.iter().zip(b).all(|(&u, &v)| u == v || self.operands_match(u, v, period, first))
+    }
+
+    fn operands_match(&self, u: ValueId, v: ValueId, period: usize, first: Option<usize>) -> bool {
+        match (&self.graph.value(u).def, &self.graph.value(v).def) {
+            (ValueDef::Node { node: a, output: x }, ValueDef::Node { node: b, output: y }) => {
+                let outside = first.is_some_and(|first| a.index() < first);
+                x == y && (b.index() == a.index() + period || outside)
+            }
+            (_, ValueDef::Node { .. }) => first.is_some(),
+            (ValueDef::Weight(_), ValueDef::Weight(_))
+            | (ValueDef::Constant(_), ValueDef::Constant(_)) => true,
+            _ => false,
+        }
+    }
+}

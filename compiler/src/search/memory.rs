@@ -1,0 +1,134 @@
+//! Memory rows of a request: what is held while each node runs.
+//!
+//! Said in [`evaluate`](super::evaluate); here the same is written down for every choice at once. Loaded
+//! values stay throughout; a node's result is held from its node to its last reader, an output to the
+//! end; further forms from the first reader to the last; the result of a node that changes only a
+//! description shares its operand's bytes while the node runs.
+//!
+//! Rows that no choice can bring over the limit are left out, and so are rows that hold no more than
+//! another one.
+
+use super::formulate::Formulation;
+use super::request::{Form, Home, Memory, MemoryRow};
+use super::space::{Maker, Space};
+use super::ways::{Ways, held_bytes};
+use planc_ir::ValueId;
+use planc_ir::program::Kernel;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The memory of a formulation, with all rows that could exceed the limit.
+pub fn memory(
+    space: &Space<'_>,
+    ways: &Ways,
+    formulation: &Formulation,
+    limit_bytes: u64,
+) -> Memory {
+    let homes: Vec<Home> = (0..space.groups.len())
+        .map(|g| {
+            let ty = &space.groups[g].ty;
+            let (decision, homes) = formulation.home(space, g);
+            let bytes = homes.iter().map(|&s| held_bytes(ty, &space.shardings[s], space.mesh));
+            Home { decision, bytes: bytes.collect() }
+        })
+        .collect();
+    let mut forms = Vec::new();
+    let mut form_of = BTreeMap::new();
+    for (&g, &edge) in &formulation.edges {
+        let group = &space.groups[g];
+        let bytes = ways.from[g]
+            .iter()
+            .map(|&f| ways.to[g].iter().map(|&t| bytes_between(ways, group, f, t)).collect())
+            .collect();
+        form_of.insert(g, forms.len());
+        forms.push(Form { edge, bytes });
+    }
+    let mut memory = Memory { limit_bytes, homes, forms, rows: Vec::new() };
+    let rows: Vec<MemoryRow> = rows(space, &form_of)
+        .into_iter()
+        .filter(|row| worst_bytes(&memory, row) > limit_bytes)
+        .collect();
+    let implied =
+        |row: &MemoryRow| rows.iter().any(|other| other != row && holds_no_more(row, other));
+    memory.rows = rows.iter().filter(|row| !implied(row)).cloned().collect();
+    memory
+}
+
+/// Whether all that one row holds, another holds too.
+fn holds_no_more(row: &MemoryRow, other: &MemoryRow) -> bool {
+    let within = |a: &[(usize, u64)], b: &[(usize, u64)]| {
+        a.iter().all(|(item, n)| {
+            b.binary_search_by_key(item, |x| x.0).is_ok_and(|at| b[at].1 >= *n)
+        })
+    };
+    within(&row.homes, &other.homes) && within(&row.forms, &other.forms)
+}
+
+fn bytes_between(ways: &Ways, group: &super::space::Group, from: usize, to: usize) -> u64 {
+    ways.way(group, from, to).map_or(0, |w| w.bytes)
+}
+
+/// Every point in time, equal ones once.
+fn rows(space: &Space<'_>, form_of: &BTreeMap<usize, usize>) -> BTreeSet<MemoryRow> {
+    let graph = space.graph;
+    let end = graph.nodes.len();
+    let mut readers: Vec<Option<(usize, usize)>> = vec![None; graph.values.len()];
+    for (at, node) in graph.nodes.iter().enumerate() {
+        for v in &node.inputs {
+            let first = readers[v.index()].map_or(at, |r| r.0);
+            readers[v.index()] = Some((first, at));
+        }
+    }
+    // By point, how many values of each group are held there in their home and in further forms.
+    let mut homes: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); end + 1];
+    let mut forms: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); end + 1];
+    for (g, group) in space.groups.iter().enumerate() {
+        for &v in &group.members {
+            let (from, to) = lifetime(space, group.maker, v, group.output, readers[v.index()]);
+            for point in homes.iter_mut().take(to + 1).skip(from) {
+                *point.entry(g).or_default() += 1;
+            }
+            if let Some(&form) = form_of.get(&g) {
+                let (first, last) = readers[v.index()].unwrap_or((end, end));
+                let last = if group.output { end } else { last };
+                for point in &mut forms[first..=last] {
+                    *point.entry(form).or_default() += 1;
+                }
+            }
+        }
+    }
+    let row = |(homes, forms): (BTreeMap<usize, u64>, BTreeMap<usize, u64>)| MemoryRow {
+        homes: homes.into_iter().collect(),
+        forms: forms.into_iter().collect(),
+    };
+    homes.into_iter().zip(forms).map(row).collect()
+}
+
+/// The first and last point at which a value is held in its home.
+fn lifetime(
+    space: &Space<'_>,
+    maker: Maker,
+    v: ValueId,
+    output: bool,
+    readers: Option<(usize, usize)>,
+) -> (usize, usize) {
+    let graph = space.graph;
+    let end = graph.nodes.len();
+    let planc_ir::ValueDef::Node { node, .. } = &graph.value(v).def else {
+        debug_assert!(matches!(maker, Maker::Loaded(_)));
+        return (0, end);
+    };
+    let describes = matches!(graph.node(*node).op.lower(), Kernel::Copy);
+    let last = if output { end } else { readers.map_or(node.index(), |r| r.1) };
+    (node.index() + usize::from(describes), last)
+}
+
+/// What a row holds at most under any choice.
+fn worst_bytes(memory: &Memory, row: &MemoryRow) -> u64 {
+    let most = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0);
+    let homes = row.homes.iter().map(|&(h, n)| n.saturating_mul(most(&memory.homes[h].bytes)));
+    let forms = row.forms.iter().map(|&(f, n)| {
+        let all = memory.forms[f].bytes.iter().map(|row| row.iter().fold(0u64, |a, &b| a.saturating_add(b)));
+        n.saturating_mul(all.max().unwrap_or(0))
+    });
+    homes.chain(forms).fold(0, u64::saturating_add)
+}

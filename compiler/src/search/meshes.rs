@@ -1,0 +1,31 @@
+//! The meshes that are tried.
+
+use planc_ir::sharding::Mesh;
+
+/// All factorisations of a number of ranks into one or two axes.
+///
+/// The outer axis is called `data`, the inner one `tensor`: ranks along the last axis lie closest
+/// together, which is where the heavier traffic belongs; but each axis may do anything for any op. Both
+/// orders of two sizes are tried because they place groups differently.
+pub fn factorisations(ranks: u32) -> Vec<Mesh> {
+    let two = (2..=ranks / 2).filter(|a| ranks.is_multiple_of(*a));
+    let two = two.map(|a| Mesh::new([("data", a), ("tensor", ranks / a)]));
+    std::iter::once(Mesh::new([("device", ranks)])).chain(two).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(ranks: u32) -> String {
+        factorisations(ranks).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn one_axis_and_every_pair() {
+        assert_eq!(printed(1), "{device: 1}");
+        assert_eq!(printed(7), "{device: 7}");
+        assert_eq!(printed(4), "{device: 4} {data: 2, tensor: 2}");
+        assert_eq!(printed(8), "{device: 8} {data: 2, tensor: 4} {data: 4, tensor: 2}");
+    }
+}

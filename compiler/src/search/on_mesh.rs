@@ -1,0 +1,255 @@
+//! The search on one mesh.
+
+use super::baselines::{BASELINES, Baseline};
+use super::blocks::Blocks;
+use super::costs::Costs;
+use super::error::SearchError;
+use super::evaluate::{Evaluation, evaluate};
+use super::formulate::Formulation;
+use super::ilp::{Answer, Ilp};
+use super::memory::memory;
+use super::reduce::Reduced;
+use super::request::{Choice, Request};
+use super::solver::{Solution, SolverError};
+use super::space::Space;
+use super::ways::Ways;
+use super::{MeshLog, SearchOptions, Size};
+use planc_ir::Graph;
+use planc_ir::sharding::{Mesh, Strategy};
+use std::time::Instant;
+
+/// What is searched, and where.
+pub struct OnMesh<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// Which nodes decide together.
+    pub blocks: &'a Blocks,
+    /// Prices.
+    pub costs: &'a dyn Costs,
+    /// What the caller asks for.
+    pub options: &'a SearchOptions,
+    /// Memory of each device.
+    pub limit_bytes: u64,
+}
+
+/// What was found on one mesh.
+pub struct Found {
+    /// The best strategy that fits.
+    pub best: Option<Best>,
+    /// No strategy in the space is quicker.
+    pub bound_us: f64,
+    /// The baselines.
+    pub baselines: Vec<Priced>,
+    /// What the leanest strategy costs, where nothing fits.
+    pub least: Option<Evaluation>,
+    /// Sizes and times.
+    pub log: MeshLog,
+}
+
+/// A strategy that fits.
+pub struct Best {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Its price.
+    pub evaluation: Evaluation,
+    /// What the solver says that it costs.
+    pub objective_us: f64,
+    /// How the solve ended, or `baseline`.
+    pub status: &'static str,
+}
+
+/// A baseline and its price.
+pub struct Priced {
+    /// Which one.
+    pub baseline: Baseline,
+    /// On which mesh.
+    pub mesh: Mesh,
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Its price.
+    pub evaluation: Evaluation,
+}
+
+/// A solved request.
+struct Solved {
+    choice: Choice,
+    solution: Solution,
+    size: Size,
+}
+
+impl OnMesh<'_> {
+    /// Searches.
+    pub fn run(&self) -> Result<Found, SearchError> {
+        let started = Instant::now();
+        let mut space = Space::new(self.graph, self.mesh, self.blocks, self.costs);
+        let ways = Ways::new(&mut space, self.costs);
+        let formulation = Formulation::new(&space, &ways);
+        let posing = started.elapsed();
+
+        let started = Instant::now();
+        let baselines = self.baselines(&space)?;
+        let pricing = started.elapsed();
+
+        let started = Instant::now();
+        let relaxed = self.solve_reduced(&formulation.request)?;
+        let mut bound_us = relaxed.solution.bound;
+        let mut size = relaxed.size;
+        let evaluated = self.evaluate(&formulation.strategy(&space, &relaxed.choice))?;
+        let mut solved = Some(relaxed);
+        let mut least = None;
+        if evaluated.memory_bytes > self.limit_bytes {
+            let mut request = formulation.request.clone();
+            request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
+            let start = self.start(&space, &ways, &formulation, &request, &baselines);
+            solved = self.solve_whole(&request, start.as_deref())?;
+            match &solved {
+                Some(s) => {
+                    bound_us = bound_us.max(s.solution.bound);
+                    size = s.size;
+                }
+                None => least = self.leanest(&space, &formulation, &request)?,
+            }
+        }
+        let solving = started.elapsed();
+
+        let started = Instant::now();
+        let best = self.best(&space, &formulation, solved, &baselines)?;
+        let log = MeshLog {
+            mesh: self.mesh.clone(),
+            size,
+            total_us: best.as_ref().map(|b| b.evaluation.total_us),
+            bound_us,
+            posing,
+            solving,
+            pricing: pricing + started.elapsed(),
+        };
+        Ok(Found { best, bound_us, baselines, least, log })
+    }
+
+    fn evaluate(&self, strategy: &Strategy) -> Result<Evaluation, SearchError> {
+        evaluate(self.graph, strategy, self.costs)
+            .map_err(|source| SearchError::Evaluate { mesh: self.mesh.to_string(), source })
+    }
+
+    fn baselines(&self, space: &Space<'_>) -> Result<Vec<Priced>, SearchError> {
+        let priced = BASELINES.iter().map(|&baseline| {
+            let strategy = baseline.strategy(space, self.costs);
+            let evaluation = self.evaluate(&strategy)?;
+            Ok(Priced { baseline, mesh: self.mesh.clone(), strategy, evaluation })
+        });
+        priced.collect()
+    }
+
+    /// Solves a request that has no memory rows.
+    fn solve_reduced(&self, request: &Request) -> Result<Solved, SearchError> {
+        let mesh = || self.mesh.to_string();
+        let reduced =
+            Reduced::new(request).ok_or_else(|| SearchError::Disconnected { mesh: mesh() })?;
+        let ilp = Ilp::new(&reduced.request);
+        let size = Size {
+            decisions: request.decisions.len() as u64,
+            candidates: request.candidates() as u64,
+            columns: ilp.columns() as u64,
+            rows: ilp.rows() as u64,
+            ..Size::default()
+        };
+        let answer = ilp
+            .solve(self.options.backend, &self.options.limits, None)
+            .map_err(|source| SearchError::Solver { mesh: mesh(), source })?;
+        let Answer { choice, mut solution } = answer;
+        solution.objective += reduced.constant_us;
+        solution.bound += reduced.constant_us;
+        let size = Size { nodes: solution.nodes, ..size };
+        Ok(Solved { choice: reduced.restore(&choice), solution, size })
+    }
+
+    /// Solves a request with memory rows; `None` if nothing fits.
+    fn solve_whole(
+        &self,
+        request: &Request,
+        start: Option<&[usize]>,
+    ) -> Result<Option<Solved>, SearchError> {
+        let ilp = Ilp::new(request);
+        let size = Size {
+            decisions: request.decisions.len() as u64,
+            candidates: request.candidates() as u64,
+            columns: ilp.columns() as u64,
+            rows: ilp.rows() as u64,
+            memory_rows: request.memory.rows.len() as u64,
+            nodes: 0,
+        };
+        match ilp.solve(self.options.backend, &self.options.limits, start) {
+            Ok(Answer { choice, solution }) => {
+                let size = Size { nodes: solution.nodes, ..size };
+                Ok(Some(Solved { choice, solution, size }))
+            }
+            Err(SolverError::Infeasible) => Ok(None),
+            Err(source) => Err(SearchError::Solver { mesh: self.mesh.to_string(), source }),
+        }
+    }
+
+    /// The cheapest baseline that is in the space and fits.
+    fn start(
+        &self,
+        space: &Space<'_>,
+        ways: &Ways,
+        formulation: &Formulation,
+        request: &Request,
+        baselines: &[Priced],
+    ) -> Option<Choice> {
+        let choices = baselines.iter().filter_map(|p| {
+            let choice = formulation.choice(space, ways, &p.strategy)?;
+            let price = request.price(&choice).filter(|_| request.fits(&choice))?;
+            Some((price, choice))
+        });
+        choices.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, choice)| choice)
+    }
+
+    /// What the strategy that takes least memory costs.
+    fn leanest(
+        &self,
+        space: &Space<'_>,
+        formulation: &Formulation,
+        request: &Request,
+    ) -> Result<Option<Evaluation>, SearchError> {
+        let answer = Ilp::leanest(request)
+            .solve(self.options.backend, &self.options.limits, None)
+            .map_err(|source| SearchError::Solver { mesh: self.mesh.to_string(), source })?;
+        self.evaluate(&formulation.strategy(space, &answer.choice)).map(Some)
+    }
+
+    /// The solver's strategy or a baseline, whichever is quicker; a baseline only if it is so by more
+    /// than rounding.
+    fn best(
+        &self,
+        space: &Space<'_>,
+        formulation: &Formulation,
+        solved: Option<Solved>,
+        baselines: &[Priced],
+    ) -> Result<Option<Best>, SearchError> {
+        let mut best = match solved {
+            Some(solved) => {
+                let strategy = formulation.strategy(space, &solved.choice);
+                let evaluation = self.evaluate(&strategy)?;
+                let objective_us = solved.solution.objective;
+                let status = solved.solution.status.name();
+                Some(Best { strategy, evaluation, objective_us, status })
+            }
+            None => None,
+        };
+        for p in baselines.iter().filter(|p| p.evaluation.memory_bytes <= self.limit_bytes) {
+            let us = p.evaluation.total_us;
+            if best.as_ref().is_none_or(|b| us < b.evaluation.total_us * (1.0 - 1e-9)) {
+                best = Some(Best {
+                    strategy: p.strategy.clone(),
+                    evaluation: p.evaluation.clone(),
+                    objective_us: us,
+                    status: "baseline",
+                });
+            }
+        }
+        Ok(best)
+    }
+}
