@@ -58,14 +58,15 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
         }
         for &b in instr.writes() {
             let bytes = local_bytes(program, b)?;
-            let shared = copied(instr).and_then(|input| of_buffer[input.index()]);
+            let shared = copied(instr)
+                .and_then(|input| of_buffer[input.index()])
+                .filter(|&s| all[s].bytes == bytes);
             let s = shared.unwrap_or(all.len());
             if shared.is_none() {
                 let buffers = Vec::new();
                 all.push(Storage { buffers, bytes, first: at, last: at, is_weight: false });
             }
             all[s].buffers.push(b);
-            all[s].bytes = all[s].bytes.max(bytes);
             of_buffer[b.index()] = Some(s);
         }
     }

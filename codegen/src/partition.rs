@@ -140,14 +140,13 @@ impl Partitioner<'_> {
     fn walk(&mut self, v: ValueId, path: Path) -> BufferId {
         let mut at = self.forms[v.index()][0];
         for (step, sharding) in path.steps.into_iter().zip(path.shardings) {
-            at = match self.find(v, &sharding) {
-                Some(buffer) => buffer,
-                None => {
-                    let (input, output) = (at, self.add_buffer(v, sharding));
-                    self.program.instrs.push(Instr::Reshard { step, input, output });
-                    output
-                }
-            };
+            if let Some(there) = self.find(v, &sharding) {
+                at = there;
+                continue;
+            }
+            let (input, output) = (at, self.add_buffer(v, sharding));
+            self.program.instrs.push(Instr::Reshard { step, input, output });
+            at = output;
         }
         at
     }

@@ -3,12 +3,11 @@
 //! # What a path may pass through
 //!
 //! The shardings of a tensor on a mesh of a few axes are few (each axis is free, partial, or in one
-//! dimension), but three sets would be unbounded or useless, so a path's [`Scope`] limits them by its
-//! two ends:
+//! dimension), but two sets would be unbounded or useless, so a path's [`Scope`] limits them by its two
+//! ends:
 //!
 //! 1. Block lengths: of a dimension, 1 and those that the ends have there.
 //! 2. Partial values: a replicated value is made partial only over axes over which the target is.
-//! 3. Splits of a dimension into more parts than it has elements: only the target's own.
 //!
 //! Ties go to fewer steps, then to the sharding that was found first, so that equal input gives equal
 //! paths.
@@ -153,8 +152,6 @@ struct Scope {
     units: Vec<Vec<u64>>,
     /// Axes that may become partial, and how.
     partial: Vec<(AxisId, ReduceKind)>,
-    /// Of each dimension, the target's split if it has more parts than elements.
-    thin: Vec<Option<DimSharding>>,
 }
 
 impl Scope {
@@ -174,17 +171,7 @@ impl Scope {
             units.dedup();
             units
         });
-        let thin = to
-            .dims
-            .iter()
-            .zip(&ty.shape)
-            .map(|(d, &n)| (u64::from(mesh.group_size(&d.axes)) > n).then(|| d.clone()));
-        Some(Self { units: units.collect(), partial: to.partial.clone(), thin: thin.collect() })
-    }
-
-    /// Whether dimension `dim` of extent `n` may be split like this.
-    fn allows(&self, dim: usize, n: u64, d: &DimSharding, mesh: &Mesh) -> bool {
-        u64::from(mesh.group_size(&d.axes)) <= n || self.thin[dim].as_ref() == Some(d)
+        Some(Self { units: units.collect(), partial: to.partial.clone() })
     }
 }
 
@@ -254,7 +241,7 @@ impl<'a> Search<'a> {
             queue: BinaryHeap::new(),
         };
         let start = search.intern(from.clone());
-        search.states[start].cost_us = 0.0;
+        (search.states[start].cost_us, search.states[start].steps) = (0.0, 0);
         search.queue.push(Reverse(Entry { cost_us: 0.0, steps: 0, state: start }));
         search
     }
@@ -381,9 +368,7 @@ impl<'a> Search<'a> {
                     continue;
                 }
                 seen.push(split.unit);
-                if self.scope.allows(dim, n, &split, self.mesh) {
-                    f(dim, unit);
-                }
+                f(dim, unit);
             }
         }
     }

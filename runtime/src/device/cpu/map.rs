@@ -4,7 +4,7 @@
 //! evaluated a chunk at a time by the function's definition in the IR, in f64 or in i128.
 
 use super::operand::{In, Out};
-use super::strided::{Loops, broadcast, row_major};
+use super::strided::{Loops, Row, broadcast, row_major};
 use crate::KernelError;
 use crate::device::element::{Elem, with_elem};
 use half::{bf16, f16};
@@ -13,6 +13,9 @@ use planc_ir::scalar::ScalarFn;
 
 /// The output and up to three inputs; an operand that the function does not have stands still.
 type MapLoops = Loops<4>;
+
+/// Elements that the definition is evaluated for at a time.
+const CHUNK: usize = 512;
 
 /// Applies `f` element by element.
 pub fn run(f: ScalarFn, inputs: &[In<'_>], out: &mut Out<'_>) -> Result<(), KernelError> {
@@ -41,7 +44,13 @@ pub fn run(f: ScalarFn, inputs: &[In<'_>], out: &mut Out<'_>) -> Result<(), Kern
             DType::BF16 => in_f32::<bf16>(f, &loops, inputs, out),
             _ => false,
         };
-    if done { Ok(()) } else { Err(KernelError::Type { kernel: "map", dtype }) }
+    if done {
+        Ok(())
+    } else if inputs.iter().any(|x| x.dtype().is_float()) {
+        by_definition::<f64>(&loops, inputs, out, |args| Ok(f.apply(args)))
+    } else {
+        by_definition::<i128>(&loops, inputs, out, |args| Ok(f.apply_int(args)?))
+    }
 }
 
 fn loops(f: ScalarFn, inputs: &[In<'_>], out: &Out<'_>) -> Result<MapLoops, KernelError> {
@@ -205,4 +214,68 @@ fn binary<T: Single>(
             }
         }
     });
+}
+
+/// The domain in which a definition is evaluated.
+trait Domain: Copy + Default {
+    fn load<T: Elem>(x: T) -> Self;
+    fn store<T: Elem>(self) -> T;
+}
+
+impl Domain for f64 {
+    fn load<T: Elem>(x: T) -> Self {
+        x.to_f64()
+    }
+    fn store<T: Elem>(self) -> T {
+        T::from_f64(self)
+    }
+}
+
+impl Domain for i128 {
+    fn load<T: Elem>(x: T) -> Self {
+        x.to_int()
+    }
+    fn store<T: Elem>(self) -> T {
+        T::from_int(self)
+    }
+}
+
+fn by_definition<D: Domain>(
+    loops: &MapLoops,
+    inputs: &[In<'_>],
+    out: &mut Out<'_>,
+    f: impl Fn(&[D]) -> Result<D, KernelError>,
+) -> Result<(), KernelError> {
+    let mut args = [[D::default(); CHUNK]; 3];
+    let mut results = [D::default(); CHUNK];
+    let mut failed = None;
+    loops.for_each_row([0; 4], |row: Row<4>| {
+        for begin in (0..row.len).step_by(CHUNK) {
+            let n = CHUNK.min(row.len - begin);
+            for (i, x) in inputs.iter().enumerate() {
+                let stride = row.stride[i + 1] as usize;
+                let first = row.at[i + 1] + begin * stride;
+                with_elem!(x.dtype(), T => {
+                    let x = &x.elements::<T>()[first..];
+                    for (j, a) in args[i][..n].iter_mut().enumerate() {
+                        *a = D::load(x[j * stride]);
+                    }
+                });
+            }
+            for (j, y) in results[..n].iter_mut().enumerate() {
+                let one = [args[0][j], args[1][j], args[2][j]];
+                match f(&one[..inputs.len()]) {
+                    Ok(value) => *y = value,
+                    Err(e) => failed = failed.take().or(Some(e)),
+                }
+            }
+            let at = row.at[0] + begin;
+            with_elem!(out.dtype(), T => {
+                for (y, r) in out.elements::<T>()[at..at + n].iter_mut().zip(&results) {
+                    *y = r.store();
+                }
+            });
+        }
+    });
+    failed.map_or(Ok(()), Err)
 }

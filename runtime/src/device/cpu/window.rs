@@ -44,7 +44,7 @@ impl Sweep {
             .into_iter()
             .chain([window.before.len(), window.after.len()])
             .all(|n| n == rank);
-        if !fits || rank == 0 {
+        if !fits || rank == 0 || window.strides.contains(&0) {
             let why = format!("{rank} spatial dimensions against {window:?}");
             return Err(KernelError::Operands { kernel, why });
         }
