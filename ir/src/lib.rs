@@ -22,6 +22,7 @@ pub mod error;
 pub mod graph;
 pub mod interp;
 pub mod mapped;
+pub mod number;
 pub mod onnx;
 pub mod ops;
 pub mod plan;

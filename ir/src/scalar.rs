@@ -1,7 +1,12 @@
 //! Scalar functions: what elementwise ops compute. Backends implement these and nothing op-specific.
 
+mod float;
+mod int;
+
 use crate::DType;
 use serde::{Deserialize, Serialize};
+
+pub use float::erf;
 
 /// A function of one to three scalars.
 ///
@@ -46,24 +51,32 @@ pub enum ScalarFn {
     Relu,
     Sigmoid,
     HardSigmoid {
+        #[serde(with = "crate::number")]
         alpha: f32,
+        #[serde(with = "crate::number")]
         beta: f32,
     },
     HardSwish,
     LeakyRelu {
+        #[serde(with = "crate::number")]
         alpha: f32,
     },
     Elu {
+        #[serde(with = "crate::number")]
         alpha: f32,
     },
     Celu {
+        #[serde(with = "crate::number")]
         alpha: f32,
     },
     Selu {
+        #[serde(with = "crate::number")]
         alpha: f32,
+        #[serde(with = "crate::number")]
         gamma: f32,
     },
     ThresholdedRelu {
+        #[serde(with = "crate::number")]
         alpha: f32,
     },
     Softplus,
@@ -72,7 +85,9 @@ pub enum ScalarFn {
     Gelu,
     GeluTanh,
     Shrink {
+        #[serde(with = "crate::number")]
         bias: f32,
+        #[serde(with = "crate::number")]
         lambd: f32,
     },
     BitwiseNot,
@@ -159,6 +174,41 @@ impl ScalarFn {
             | F::Greater
             | F::GreaterOrEqual => DType::Bool,
             _ => operand,
+        }
+    }
+
+    /// Whether operands (`x` and `y` of `Where`) may have this element type.
+    pub const fn accepts(self, operand: DType) -> bool {
+        use ScalarFn as F;
+        match self {
+            F::Identity | F::Cast(_) | F::Equal | F::Where => true,
+            F::Not | F::And | F::Or | F::Xor => matches!(operand, DType::Bool),
+            F::BitwiseNot
+            | F::BitwiseAnd
+            | F::BitwiseOr
+            | F::BitwiseXor
+            | F::ShiftLeft
+            | F::ShiftRight => operand.is_int(),
+            F::Neg
+            | F::Abs
+            | F::Sign
+            | F::Relu
+            | F::Add
+            | F::Sub
+            | F::Mul
+            | F::Div
+            | F::Pow
+            | F::Mod
+            | F::Fmod
+            | F::Min
+            | F::Max
+            | F::Less
+            | F::LessOrEqual
+            | F::Greater
+            | F::GreaterOrEqual
+            | F::PRelu
+            | F::Clip => !matches!(operand, DType::Bool),
+            _ => operand.is_float(),
         }
     }
 }

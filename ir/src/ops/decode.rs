@@ -7,7 +7,15 @@
 
 use crate::graph::{Graph, TensorType, ValueId};
 use crate::ops::Op;
-use crate::{OpError, Tensor};
+use crate::ops::expand::Expand;
+use crate::ops::map::Map;
+use crate::ops::reduce::Reduce;
+use crate::ops::reshape::Reshape;
+use crate::ops::slice::{Cut, Slice};
+use crate::ops::transpose::Transpose;
+use crate::scalar::ScalarFn;
+use crate::sharding::ReduceKind;
+use crate::{DType, OpError, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -42,6 +50,25 @@ pub struct DecoderEntry {
     /// Reads the node and returns the values of its outputs, in order; outputs that the file does
     /// not name may be left off the end.
     pub decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
+}
+
+impl DecoderEntry {
+    /// An entry for one of ONNX's own operators.
+    pub const fn onnx(
+        name: &'static str,
+        since: i64,
+        decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
+    ) -> Self {
+        Self { domain: "", name, since, decode }
+    }
+
+    /// An entry for one of ONNX Runtime's contributed operators.
+    pub const fn microsoft(
+        name: &'static str,
+        decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
+    ) -> Self {
+        Self { domain: "com.microsoft", name, since: 1, decode }
+    }
 }
 
 /// One ONNX node being decoded.
@@ -109,6 +136,112 @@ impl Decoder<'_> {
         why: &'static str,
     ) -> Result<Option<Vec<i64>>, OpError> {
         self.optional(index).map(|_| self.known_ints(index, why)).transpose()
+    }
+
+    /// The contents of input `index`, which decides a shape or a result and so must be known.
+    pub fn known(&self, index: usize, why: &'static str) -> Result<Tensor, OpError> {
+        let v = self.input(index)?;
+        self.graph.constant_of(v).cloned().ok_or(OpError::NotConstant { index, why })
+    }
+
+    /// A list of integers that was an attribute at first and became input `index` later: whichever is there.
+    pub fn ints_or_input(
+        &self,
+        name: &'static str,
+        index: usize,
+        why: &'static str,
+    ) -> Result<Option<Vec<i64>>, OpError> {
+        match self.ints(name)? {
+            Some(list) => Ok(Some(list)),
+            None => self.optional_ints(index, why),
+        }
+    }
+
+    /// A scalar constant; on integers it must be integral and in range.
+    pub fn scalar(&mut self, dtype: DType, x: f64) -> Result<ValueId, OpError> {
+        let exact = Tensor::from_f64(TensorType::new(dtype, []), |_| x)
+            .map_err(|e| OpError::Invalid(e.to_string()))?;
+        if !dtype.is_float() && exact.f64_at(0) != x {
+            return Err(OpError::Invalid(format!("{x} is not a value of type {dtype}")));
+        }
+        Ok(self.constant(exact))
+    }
+
+    /// Appends an elementwise node.
+    pub fn map(&mut self, f: ScalarFn, inputs: &[ValueId]) -> Result<ValueId, OpError> {
+        self.push(Map { f }, inputs)
+    }
+
+    /// Multiplies by a number; nothing happens for 1.
+    pub fn scale(&mut self, x: ValueId, by: f64) -> Result<ValueId, OpError> {
+        if by == 1.0 {
+            return Ok(x);
+        }
+        let by = self.scalar(self.graph.ty(x).dtype, by)?;
+        self.map(ScalarFn::Mul, &[x, by])
+    }
+
+    /// Converts to another element type, unless it has it.
+    pub fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId, OpError> {
+        if self.graph.ty(x).dtype == to { Ok(x) } else { self.map(ScalarFn::Cast(to), &[x]) }
+    }
+
+    /// Changes the extents, unless they are these.
+    pub fn reshape(&mut self, x: ValueId, shape: impl Into<Vec<u64>>) -> Result<ValueId, OpError> {
+        let shape = shape.into();
+        if self.graph.ty(x).shape == shape { Ok(x) } else { self.push(Reshape { shape }, &[x]) }
+    }
+
+    /// Permutes dimensions, unless they are in order.
+    pub fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Result<ValueId, OpError> {
+        if perm.iter().enumerate().all(|(i, &p)| i == p) {
+            Ok(x)
+        } else {
+            self.push(Transpose { perm: perm.to_vec() }, &[x])
+        }
+    }
+
+    /// Broadcasts to a shape, unless it has it.
+    pub fn expand(&mut self, x: ValueId, shape: impl Into<Vec<u64>>) -> Result<ValueId, OpError> {
+        let shape = shape.into();
+        if self.graph.ty(x).shape == shape { Ok(x) } else { self.push(Expand { shape }, &[x]) }
+    }
+
+    /// Reduces dimensions, keeping them as 1.
+    pub fn reduce(
+        &mut self,
+        kind: ReduceKind,
+        x: ValueId,
+        axes: &[usize],
+    ) -> Result<ValueId, OpError> {
+        self.push(Reduce { kind, axes: axes.to_vec(), keep: true }, &[x])
+    }
+
+    /// The mean over dimensions, keeping them as 1.
+    pub fn mean(&mut self, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {
+        let shape = self.shape(x);
+        let n = axes.iter().fold(1.0, |n, &a| n * shape[a] as f64);
+        let sum = self.reduce(ReduceKind::Sum, x, axes)?;
+        let n = self.scalar(self.graph.ty(x).dtype, n)?;
+        self.map(ScalarFn::Div, &[sum, n])
+    }
+
+    /// The part `start..end` of a dimension.
+    pub fn slice(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        start: u64,
+        end: u64,
+    ) -> Result<ValueId, OpError> {
+        let ty = self.graph.ty(x);
+        let rank = ty.rank();
+        if start == 0 && end == ty.shape[axis] {
+            return Ok(x);
+        }
+        let mut cuts = vec![None; rank];
+        cuts[axis] = Some(Cut { start: start as i64, step: 1, extent: end.saturating_sub(start) });
+        self.push(Slice { cuts }, &[x])
     }
 
     /// Adds a constant.
@@ -210,4 +343,26 @@ fn wrong_type(name: &'static str, expected: &str, found: &Attribute) -> OpError 
         Attribute::Graph(_) => "a graph",
     };
     OpError::BadAttribute { name, why: format!("expected {expected}, found {found}") }
+}
+
+/// The element type that ONNX numbers so.
+pub fn element_type(number: i64) -> Result<DType, OpError> {
+    Ok(match number {
+        1 => DType::F32,
+        2 => DType::U8,
+        3 => DType::I8,
+        4 => DType::U16,
+        5 => DType::I16,
+        6 => DType::I32,
+        7 => DType::I64,
+        9 => DType::Bool,
+        10 => DType::F16,
+        11 => DType::F64,
+        12 => DType::U32,
+        13 => DType::U64,
+        16 => DType::BF16,
+        other => {
+            return Err(OpError::Unsupported(format!("elements of ONNX type number {other}")));
+        }
+    })
 }

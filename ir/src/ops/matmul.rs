@@ -1,16 +1,18 @@
 //! Batched matrix products.
 //!
-//! - **ONNX**: MatMul (since 7), Gemm (since 7; its scale and bias become elementwise nodes).
+//! - **ONNX**: MatMul (since 1; vectors become matrices of one row or column). Gemm is made of it.
 //! - **Semantics**: `out[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`, leading dimensions broadcast. With
 //!   `trans_a` the left operand is stored `[.., k, i]`, with `trans_b` the right one `[.., j, k]`.
 //! - **Split**: `b.. m k, b.. k n -> b.. m n`; `k` is a sum. Linear in either operand.
 
-use super::decode::DecoderEntry;
-use super::{OpDef, Work, WorkKind, broadcast, expect_inputs, same_dtype};
-use crate::graph::{TensorType, elements};
+use super::decode::{Decoder, DecoderEntry};
+use super::{
+    OpDef, Work, WorkKind, broadcast, broadcast_index, expect_inputs, factors, same_dtype,
+};
+use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// A batched matrix product. Both operands have rank 2 or more (decoding reshapes vectors).
@@ -25,7 +27,34 @@ pub struct MatMul {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("MatMul", 1, decode)];
+
+fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (mut a, mut b) = (d.input(0)?, d.input(1)?);
+    let (rank_a, rank_b) = (d.shape(a).len(), d.shape(b).len());
+    for (index, rank) in [rank_a, rank_b].into_iter().enumerate() {
+        if rank == 0 {
+            return Err(OpError::Rank { index, found: 0, expected: "1 or more".into() });
+        }
+    }
+    if rank_a == 1 {
+        let k = d.shape(a)[0];
+        a = d.reshape(a, [1, k])?;
+    }
+    if rank_b == 1 {
+        let k = d.shape(b)[0];
+        b = d.reshape(b, [k, 1])?;
+    }
+    let product = d.push(MatMul { trans_a: false, trans_b: false }, &[a, b])?;
+    let mut shape = d.shape(product);
+    if rank_b == 1 {
+        shape.pop();
+    }
+    if rank_a == 1 {
+        shape.remove(shape.len() - if rank_b == 1 { 1 } else { 2 });
+    }
+    Ok(vec![d.reshape(product, shape)?])
+}
 
 /// The extents of a product.
 struct Extents {
@@ -53,6 +82,24 @@ impl MatMul {
     }
 }
 
+impl MatMul {
+    /// Where an operand holds the factor of summand `k` of result element `i`.
+    fn indexed(&self, t: &Tensor, e: &Extents, side: usize) -> impl Fn(usize, usize) -> usize {
+        let (m, n, k_extent) = (e.m as usize, e.n as usize, e.k as usize);
+        let batch = e.batch.clone();
+        let own = t.shape()[..t.shape().len() - 2].to_vec();
+        let (left, stored_k_first) =
+            (side == 0, if side == 0 { self.trans_a } else { !self.trans_b });
+        let rows = if left { m } else { n };
+        move |i, k| {
+            let row = if left { i / n % m } else { i % n };
+            let matrix = broadcast_index(&own, &batch, i / (m * n));
+            let within = if stored_k_first { k * rows + row } else { row * k_extent + k };
+            matrix * rows * k_extent + within
+        }
+    }
+}
+
 const BATCH: [&str; 6] = ["b0", "b1", "b2", "b3", "b4", "b5"];
 
 impl OpDef for MatMul {
@@ -63,6 +110,9 @@ impl OpDef for MatMul {
     ) -> Result<Vec<TensorType>, OpError> {
         expect_inputs(inputs, 2)?;
         let dtype = same_dtype(&inputs[0], &inputs[1])?;
+        if dtype == DType::Bool {
+            return Err(OpError::UnsupportedType { found: dtype });
+        }
         for (index, t) in inputs.iter().enumerate() {
             if t.rank() < 2 {
                 return Err(OpError::Rank {
@@ -81,17 +131,9 @@ impl OpDef for MatMul {
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
         let out = &outputs[0].shape;
         let nb = out.len() - 2;
-        if nb > BATCH.len() {
-            let ranks: Vec<usize> = inputs.iter().map(TensorType::rank).collect();
-            return FactorRule::opaque(&ranks, &[out.len()], "more than 8 dimensions");
-        }
         let k = inputs[0].shape[inputs[0].rank() - if self.trans_a { 2 } else { 1 }];
         let mut rule = RuleBuilder::new();
-        let batch: Vec<_> = out[..nb]
-            .iter()
-            .zip(BATCH)
-            .map(|(&n, name)| rule.factor(name, n, FactorKind::Parallel))
-            .collect();
+        let batch = factors::named(&mut rule, &BATCH, &out[..nb], |_| false);
         let m = rule.factor("m", out[nb], FactorKind::Parallel);
         let n = rule.factor("n", out[nb + 1], FactorKind::Parallel);
         let k = rule.factor("k", k, FactorKind::Reduce(ReduceKind::Sum));
@@ -107,8 +149,10 @@ impl OpDef for MatMul {
             rule.input(dims.chain(tail.map(Some)));
         }
         rule.output(batch.iter().copied().chain([m, n]).map(Some));
-        rule.linear([0]);
-        rule.linear([1]);
+        if outputs[0].dtype.is_float() {
+            rule.linear([0]);
+            rule.linear([1]);
+        }
         rule.build()
     }
 
@@ -129,8 +173,31 @@ impl OpDef for MatMul {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let _ = inputs;
-        Err(EvalError::Invalid("not yet".into()))
+        let (a, b) = (inputs[0], inputs[1]);
+        let e = self
+            .extents(a.shape(), b.shape())
+            .map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let mut shape = e.batch.clone();
+        shape.extend([e.m, e.n]);
+        let ty = TensorType::new(a.dtype(), shape);
+        // Allocated before the loop, so that a result that is too large is refused first.
+        let zeros = Tensor::zeros(ty.clone())?;
+        if zeros.is_empty() || e.k == 0 {
+            return Ok(vec![zeros]);
+        }
+        Ok(vec![if ty.dtype.is_float() {
+            let (a, b) = (self.indexed(a, &e, 0), self.indexed(b, &e, 1));
+            let (x, y) = (inputs[0].to_f64s(), inputs[1].to_f64s());
+            Tensor::from_f64(ty, |i| (0..e.k as usize).map(|k| x[a(i, k)] * y[b(i, k)]).sum())?
+        } else {
+            let (at_a, at_b) = (self.indexed(a, &e, 0), self.indexed(b, &e, 1));
+            Tensor::from_int(ty, |i| {
+                (0..e.k as usize).fold(0i128, |sum, k| {
+                    let (x, y) = (a.int_at(at_a(i, k)), b.int_at(at_b(i, k)));
+                    sum.wrapping_add(x.wrapping_mul(y))
+                })
+            })?
+        }])
     }
 
     fn lower(&self) -> Kernel {

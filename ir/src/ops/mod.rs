@@ -5,9 +5,13 @@
 //! factor rule, work, reference evaluation, lowering to a kernel.
 //!
 //! To add an op: write its file with a struct that implements [`OpDef`] and a `DECODERS` list, and
-//! add its line to the table below.
+//! add its line to the table below. An ONNX operator that is made of ops that exist already needs only a
+//! decoder: it goes under `composites`.
 
 pub mod decode;
+pub mod factors;
+pub mod lanes;
+pub mod window;
 pub mod work;
 
 pub use decode::{Decoder, DecoderEntry};
@@ -22,6 +26,7 @@ use serde::{Deserialize, Serialize};
 /// What planc knows of an op. Implemented by one struct an op, whose fields are its attributes.
 ///
 /// Methods get types that [`OpDef::infer`] accepted, so they need not check them again.
+/// [`OpDef::rule`] sees no rank above [`factors::MAX_RANK`].
 pub trait OpDef {
     /// Output types from input types. `consts[i]` is the contents of input `i` where they are known;
     /// only ops whose *shape* depends on contents look at it.
@@ -47,8 +52,12 @@ pub trait OpDef {
 
 /// Declares [`Op`] from the list of modules, and everything that follows from the list.
 macro_rules! op_table {
-    ($($module:ident :: $variant:ident),+ $(,)?) => {
+    (
+        ops: $($module:ident :: $variant:ident),+;
+        composites: $($composite:ident),+;
+    ) => {
         $(pub mod $module;)+
+        $(pub mod $composite;)+
 
         /// An operator of the IR with its attributes.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,7 +84,7 @@ macro_rules! op_table {
 
         /// Every ONNX operator that some op's file decodes.
         pub fn decoders() -> impl Iterator<Item = &'static DecoderEntry> {
-            [$($module::DECODERS),+].into_iter().flatten()
+            [$($module::DECODERS,)+ $($composite::DECODERS,)+].into_iter().flatten()
         }
 
         $(impl From<$module::$variant> for Op {
@@ -85,15 +94,41 @@ macro_rules! op_table {
 }
 
 op_table! {
-    // Contractions.
-    matmul::MatMul,
-    // Elementwise.
-    map::Map,
-    // Layout.
-    reshape::Reshape,
-    // Control flow.
-    if_op::If,
-    loop_op::Loop,
+    ops:
+        // Contractions.
+        matmul::MatMul,
+        conv::Conv,
+        // Elementwise.
+        map::Map,
+        fill::Fill,
+        expand::Expand,
+        // Reductions and normalisation.
+        reduce::Reduce,
+        softmax::Softmax,
+        normalize::Normalize,
+        pool::Pool,
+        lrn::Lrn,
+        // Layout.
+        reshape::Reshape,
+        transpose::Transpose,
+        concat::Concat,
+        slice::Slice,
+        pad::Pad,
+        // Indexing.
+        gather::Gather,
+        gather_nd::GatherNd,
+        // Control flow.
+        if_op::If,
+        loop_op::Loop;
+    // Files that only decode: ONNX operators that are made of the ops above.
+    composites:
+        activation,
+        batch_norm,
+        constant,
+        elementwise,
+        gemm,
+        group_norm,
+        tile;
 }
 
 impl Op {
@@ -108,6 +143,11 @@ impl Op {
 
     /// See [`OpDef::rule`].
     pub fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
+        let ranks = |types: &[TensorType]| types.iter().map(TensorType::rank).collect::<Vec<_>>();
+        let (ins, outs) = (ranks(inputs), ranks(outputs));
+        if ins.iter().chain(&outs).any(|&r| r > factors::MAX_RANK) {
+            return FactorRule::opaque(&ins, &outs, "more than 8 dimensions");
+        }
         self.def().rule(inputs, outputs)
     }
 

@@ -5,9 +5,9 @@
 //! - **Split**: extents are decomposed into common factors: `(b s) h -> b s h`. Where the two sides
 //!   have no common boundary, the rest of the group stays whole.
 
-use super::decode::DecoderEntry;
+use super::decode::{Decoder, DecoderEntry};
 use super::{OpDef, Work, expect_inputs};
-use crate::graph::{TensorType, elements};
+use crate::graph::{TensorType, ValueId, elements, resolve_axis};
 use crate::program::Kernel;
 use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};
 use crate::{EvalError, OpError, Tensor};
@@ -21,7 +21,102 @@ pub struct Reshape {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[];
+pub const DECODERS: &[DecoderEntry] = &[
+    DecoderEntry::onnx("Reshape", 5, decode_reshape),
+    DecoderEntry::onnx("Flatten", 1, decode_flatten),
+    DecoderEntry::onnx("Squeeze", 1, decode_squeeze),
+    DecoderEntry::onnx("Unsqueeze", 1, decode_unsqueeze),
+];
+
+type Outputs = Result<Vec<ValueId>, OpError>;
+
+fn decode_reshape(d: &mut Decoder<'_>) -> Outputs {
+    let x = d.input(0)?;
+    let wanted = d.known_ints(1, "it is the output's shape")?;
+    let shape = resolve(&d.ty(x), &wanted, d.int_or("allowzero", 0)? != 0)?;
+    Ok(vec![d.reshape(x, shape)?])
+}
+
+/// The extents that a Reshape asks for: 0 copies the input's extent unless `allow_zero`, one -1 stands for
+/// what is left.
+fn resolve(from: &TensorType, wanted: &[i64], allow_zero: bool) -> Result<Vec<u64>, OpError> {
+    let bad = |why: String| OpError::BadAttribute { name: "shape", why };
+    let mut unknown = None;
+    let mut shape = Vec::with_capacity(wanted.len());
+    for (i, &n) in wanted.iter().enumerate() {
+        shape.push(match n {
+            -1 if unknown.is_some() => return Err(bad("more than one extent is -1".into())),
+            -1 => {
+                unknown = Some(i);
+                1
+            }
+            0 if !allow_zero => *from.shape.get(i).ok_or_else(|| {
+                bad(format!("extent {i} copies a dimension that {from} does not have"))
+            })?,
+            n => u64::try_from(n).map_err(|_| bad(format!("extent {i} is {n}")))?,
+        });
+    }
+    if let Some(i) = unknown {
+        let (total, known) = (from.elements(), elements(&shape));
+        if known == 0 || total % known != 0 {
+            return Err(bad(format!("{from} cannot be divided into {wanted:?}")));
+        }
+        shape[i] = total / known;
+    }
+    Ok(shape)
+}
+
+fn decode_flatten(d: &mut Decoder<'_>) -> Outputs {
+    let x = d.input(0)?;
+    let shape = d.shape(x);
+    let axis = d.int_or("axis", 1)?;
+    let at = if axis == shape.len() as i64 { shape.len() } else { d.ty(x).axis(axis)? };
+    let flat = [elements(&shape[..at]), elements(&shape[at..])];
+    Ok(vec![d.reshape(x, flat)?])
+}
+
+const AXES: &str = "it lists the axes";
+
+fn decode_squeeze(d: &mut Decoder<'_>) -> Outputs {
+    let x = d.input(0)?;
+    let ty = d.ty(x);
+    let dropped = match d.ints_or_input("axes", 1, AXES)? {
+        Some(axes) => distinct_axes(&axes, ty.rank())?,
+        None => (0..ty.rank()).filter(|&i| ty.shape[i] == 1).collect(),
+    };
+    if let Some(&i) = dropped.iter().find(|&&i| ty.shape[i] != 1) {
+        let why = format!("axis {i} of {ty} is not of extent 1");
+        return Err(OpError::BadAttribute { name: "axes", why });
+    }
+    let kept = (0..ty.rank()).filter(|i| !dropped.contains(i)).map(|i| ty.shape[i]);
+    Ok(vec![d.reshape(x, kept.collect::<Vec<_>>())?])
+}
+
+fn decode_unsqueeze(d: &mut Decoder<'_>) -> Outputs {
+    let x = d.input(0)?;
+    let axes = d
+        .ints_or_input("axes", 1, AXES)?
+        .ok_or(OpError::MissingAttribute { name: "axes" })?;
+    let mut old = d.shape(x).into_iter();
+    let rank = old.len() + axes.len();
+    let new = distinct_axes(&axes, rank)?;
+    let shape: Vec<u64> = (0..rank)
+        .map(|i| if new.binary_search(&i).is_ok() { 1 } else { old.next().unwrap_or(1) })
+        .collect();
+    Ok(vec![d.reshape(x, shape)?])
+}
+
+/// Resolved axes in ascending order, none twice.
+pub fn distinct_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
+    let mut resolved =
+        axes.iter().map(|&a| resolve_axis(a, rank)).collect::<Result<Vec<_>, _>>()?;
+    resolved.sort_unstable();
+    if let Some(twice) = resolved.windows(2).find(|w| w[0] == w[1]) {
+        let why = format!("axis {} is listed twice", twice[0]);
+        return Err(OpError::BadAttribute { name: "axes", why });
+    }
+    Ok(resolved)
+}
 
 const FACTORS: [&str; 16] = [
     "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "f10", "f11", "f12", "f13", "f14",
@@ -139,7 +234,9 @@ impl OpDef for Reshape {
         };
         rule.input_products(named(ins));
         rule.output_products(named(outs));
-        rule.linear([0]);
+        if inputs[0].dtype.is_float() {
+            rule.linear([0]);
+        }
         rule.build()
     }
 

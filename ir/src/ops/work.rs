@@ -60,6 +60,13 @@ impl Work {
         }
     }
 
+    /// The same with another count of floating-point operations.
+    #[must_use]
+    pub const fn with_flops(mut self, flops: f64) -> Self {
+        self.flops = flops;
+        self
+    }
+
     /// No work at all.
     pub const fn view() -> Self {
         Self { kind: WorkKind::View, flops: 0.0, bytes: 0.0 }

@@ -53,11 +53,13 @@ pub enum Kernel {
         /// What the padding is.
         mode: PadMode,
         /// The value of constant padding.
+        #[serde(with = "crate::number")]
         value: f64,
     },
     /// Every element is `value`.
     Fill {
         /// The value; exact for the integers that f64 holds.
+        #[serde(with = "crate::number")]
         value: f64,
     },
     /// Reduces some dimensions; whether they are kept as 1 follows from the output's extents.
@@ -81,6 +83,7 @@ pub enum Kernel {
         /// First normalised dimension.
         axis: usize,
         /// Added to the variance or mean square.
+        #[serde(with = "crate::number")]
         epsilon: f32,
         /// RMS instead of layer norm.
         rms: bool,
@@ -107,10 +110,13 @@ pub enum Kernel {
         /// Window, in channels.
         size: u64,
         /// Scale.
+        #[serde(with = "crate::number")]
         alpha: f32,
         /// Exponent.
+        #[serde(with = "crate::number")]
         beta: f32,
         /// Offset.
+        #[serde(with = "crate::number")]
         bias: f32,
     },
     /// `out[.., i.., ..] = data[.., indices[i..], ..]`. Indices are global (negative ones count from

@@ -1,0 +1,177 @@
+//! Convolution.
+//!
+//! - **ONNX**: Conv (since 1; its bias becomes an addition).
+//! - **Semantics**: `out[n, m, p..] = Σ_{c, w..} x[n, c, p·stride + w·dilation - before] · weight[m, c, w..]`
+//!   within each group of channels; the input is 0 outside.
+//! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum, spatial
+//!   dimensions stay whole. Linear in either operand.
+
+use super::decode::{Decoder, DecoderEntry};
+use super::lanes::floats;
+use super::{OpDef, Work, WorkKind, expect_inputs, same_dtype, window};
+use crate::graph::{TensorType, ValueId, elements};
+use crate::program::{Kernel, Window};
+use crate::scalar::ScalarFn;
+use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
+use crate::tensor::unravel;
+use crate::{EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// A convolution of `[N, C, spatial..]` with `[M, C / groups, window..]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conv {
+    /// Strides, padding, dilation.
+    pub window: Window,
+    /// Groups of channels.
+    pub groups: u64,
+}
+
+/// ONNX operators decoded here.
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("Conv", 1, decode)];
+
+fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+    let (x, weight) = (d.input(0)?, d.input(1)?);
+    let (tx, tw) = (d.ty(x), d.ty(weight));
+    check_ranks(&tx, &tw)?;
+    let extents = tw.shape[2..].to_vec();
+    if let Some(stated) = d.ints("kernel_shape")? {
+        if !stated.iter().map(|&k| u64::try_from(k).ok()).eq(extents.iter().map(|&k| Some(k))) {
+            let why = format!("{stated:?}, but the weight is {tw}");
+            return Err(OpError::BadAttribute { name: "kernel_shape", why });
+        }
+    }
+    let groups = d.int_or("group", 1)?;
+    let groups = u64::try_from(groups).map_err(|_| OpError::BadAttribute {
+        name: "group",
+        why: format!("{groups} is negative"),
+    })?;
+    let window = window::decode(d, &tx.shape[2..], &extents)?;
+    let mut result = d.push(Conv { window, groups }, &[x, weight])?;
+    if let Some(bias) = d.optional(2) {
+        let m = tw.shape[0];
+        if d.shape(bias) != [m] {
+            return Err(OpError::ShapeMismatch {
+                lhs: tw.shape,
+                rhs: d.shape(bias),
+                why: "the bias has one value an output channel",
+            });
+        }
+        let mut along = vec![1; tx.rank() - 1];
+        along[0] = m;
+        let bias = d.reshape(bias, along)?;
+        result = d.map(ScalarFn::Add, &[result, bias])?;
+    }
+    Ok(vec![result])
+}
+
+fn check_ranks(x: &TensorType, weight: &TensorType) -> Result<(), OpError> {
+    if x.rank() < 3 || x.rank() > 2 + window::MAX_SPATIAL {
+        return Err(OpError::Rank { index: 0, found: x.rank(), expected: "3 to 5".into() });
+    }
+    if weight.rank() != x.rank() {
+        let expected = format!("{}, as its input", x.rank());
+        return Err(OpError::Rank { index: 1, found: weight.rank(), expected });
+    }
+    Ok(())
+}
+
+impl OpDef for Conv {
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        _: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        expect_inputs(inputs, 2)?;
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let dtype = same_dtype(x, weight)?;
+        if !dtype.is_float() {
+            return Err(OpError::UnsupportedType { found: dtype });
+        }
+        check_ranks(x, weight)?;
+        let (c, m, g) = (x.shape[1], weight.shape[0], self.groups);
+        if g == 0 || m % g != 0 || weight.shape[1].checked_mul(g) != Some(c) {
+            return Err(OpError::ShapeMismatch {
+                lhs: x.shape.clone(),
+                rhs: weight.shape.clone(),
+                why: "groups must divide the channels, and the weight have as many as a group",
+            });
+        }
+        let spatial = window::output(&x.shape[2..], &weight.shape[2..], &self.window, false)?;
+        let mut shape = vec![x.shape[0], m];
+        shape.extend(spatial);
+        Ok(vec![TensorType::new(dtype, shape)])
+    }
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> FactorRule {
+        let (x, weight) = (&inputs[0].shape, &inputs[1].shape);
+        let mut rule = RuleBuilder::new();
+        let n = rule.factor("n", x[0], FactorKind::Parallel);
+        let g = rule.factor("g", self.groups, FactorKind::Parallel);
+        let m = rule.factor("m", weight[0] / self.groups.max(1), FactorKind::Parallel);
+        let c = rule.factor("c", weight[1], FactorKind::Reduce(ReduceKind::Sum));
+        let whole = || std::iter::repeat_n(Vec::new(), x.len() - 2);
+        rule.input_products([vec![n], vec![g, c]].into_iter().chain(whole()).collect());
+        rule.input_products([vec![g, m], vec![c]].into_iter().chain(whole()).collect());
+        rule.output_products([vec![n], vec![g, m]].into_iter().chain(whole()).collect());
+        rule.linear([0]);
+        rule.linear([1]);
+        rule.build()
+    }
+
+    fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        let (x, weight, out) = (&inputs[0].shape, &inputs[1].shape, &outputs[0].shape);
+        // The local number of groups, when the types are local.
+        let batch = x[1].checked_div(weight[1]).unwrap_or(0);
+        let m = out[0].saturating_mul(elements(&out[2..]));
+        let n = weight[0].checked_div(batch).unwrap_or(0);
+        let k = elements(&weight[1..]);
+        Work {
+            kind: WorkKind::Conv { batch, m, n, k },
+            flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
+            bytes: super::work::traffic(inputs, outputs),
+        }
+    }
+
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (x, weight) = (inputs[0].to_f64s(), inputs[1].to_f64s());
+        let (tx, tw) = (inputs[0].shape(), inputs[1].shape());
+        let (spatial, extents) = (&tx[2..], &tw[2..]);
+        let out = window::output(spatial, extents, &self.window, false)
+            .map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let (samples, channels) = (tx[0] as usize, tx[1] as usize);
+        let (m, c) = (tw[0] as usize, tw[1] as usize);
+        // As kernels do, so that evaluating a rank's part is right too.
+        let groups = channels.checked_div(c).unwrap_or(0);
+        let positions = elements(&out) as usize;
+        let (area, taps_extent) = (elements(spatial) as usize, elements(extents) as usize);
+        let shape = [&[tx[0], tw[0]], &out[..]].concat();
+        let ty = TensorType::new(inputs[0].dtype(), shape.clone());
+        let mut y = vec![0.0; Tensor::zeros(ty)?.len()];
+        if groups > 0 {
+            for p in 0..positions {
+                let taps = window::taps(&unravel(p, &out), spatial, extents, &self.window);
+                for s in 0..samples {
+                    for o in 0..m {
+                        let group = o / (m / groups);
+                        let sum: f64 = (0..c)
+                            .map(|i| {
+                                let w = (o * c + i) * taps_extent;
+                                let plane = (s * channels + group * c + i) * area;
+                                let product = |&(k, at): &(usize, usize)| {
+                                    weight[w + k] * x[plane + at]
+                                };
+                                taps.iter().map(product).sum::<f64>()
+                            })
+                            .sum();
+                        y[(s * m + o) * positions + p] = sum;
+                    }
+                }
+            }
+        }
+        Ok(vec![floats(inputs[0].ty(), &shape, &y)?])
+    }
+
+    fn lower(&self) -> Kernel {
+        Kernel::Conv { window: self.window.clone(), groups: self.groups }
+    }
+}

@@ -1,0 +1,154 @@
+//! Pooling over spatial windows.
+//!
+//! - **ONNX**: MaxPool (since 1; without the indices output), AveragePool (since 1).
+//! - **Semantics**: the largest element, or the mean, of the window's elements inside the input. With
+//!   `AverageWithPadding` the padding counts as zeros, but what a rounded-up last window covers
+//!   beyond the padding does not.
+//! - **Split**: samples and channels are parallel, spatial dimensions stay whole. Means are linear.
+
+use super::decode::{Decoder, DecoderEntry};
+use super::lanes::floats;
+use super::{OpDef, Work, expect_inputs, window};
+use crate::graph::{TensorType, ValueId, elements};
+use crate::program::{Kernel, PoolKind, Window};
+use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
+use crate::tensor::unravel;
+use crate::{DType, EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// A pooling of `[N, C, spatial..]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pool {
+    /// How elements combine.
+    pub kind: PoolKind,
+    /// Extents of the window.
+    pub extents: Vec<u64>,
+    /// Strides, padding, dilation.
+    pub window: Window,
+    /// Whether a last window that is cut off counts.
+    pub ceil: bool,
+}
+
+/// ONNX operators decoded here.
+pub const DECODERS: &[DecoderEntry] = &[
+    DecoderEntry::onnx("MaxPool", 1, |d| decode(d, PoolKind::Max)),
+    DecoderEntry::onnx("AveragePool", 1, |d| {
+        let padding = d.int_or("count_include_pad", 0)? != 0;
+        decode(d, if padding { PoolKind::AverageWithPadding } else { PoolKind::Average })
+    }),
+];
+
+fn decode(d: &mut Decoder<'_>, kind: PoolKind) -> Result<Vec<ValueId>, OpError> {
+    if d.outputs > 1 {
+        return Err(OpError::Unsupported("the indices that MaxPool can return".into()));
+    }
+    let x = d.input(0)?;
+    let ty = d.ty(x);
+    check_rank(&ty)?;
+    let bad = |why: String| OpError::BadAttribute { name: "kernel_shape", why };
+    let extents =
+        d.ints("kernel_shape")?.ok_or(OpError::MissingAttribute { name: "kernel_shape" })?;
+    let extents = extents
+        .iter()
+        .map(|&k| u64::try_from(k).map_err(|_| bad(format!("{k} is negative"))))
+        .collect::<Result<Vec<_>, _>>()?;
+    if extents.len() != ty.rank() - 2 {
+        return Err(bad(format!("{extents:?} for an input of type {ty}")));
+    }
+    let window = window::decode(d, &ty.shape[2..], &extents)?;
+    let ceil = d.int_or("ceil_mode", 0)? != 0;
+    Ok(vec![d.push(Pool { kind, extents, window, ceil }, &[x])?])
+}
+
+fn check_rank(ty: &TensorType) -> Result<(), OpError> {
+    if ty.rank() < 3 || ty.rank() > 2 + window::MAX_SPATIAL {
+        return Err(OpError::Rank { index: 0, found: ty.rank(), expected: "3 to 5".into() });
+    }
+    Ok(())
+}
+
+impl Pool {
+    fn shape(&self, x: &[u64]) -> Result<Vec<u64>, OpError> {
+        let spatial = window::output(&x[2..], &self.extents, &self.window, self.ceil)?;
+        Ok([&x[..2], &spatial].concat())
+    }
+}
+
+impl OpDef for Pool {
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        _: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        expect_inputs(inputs, 1)?;
+        let ty = &inputs[0];
+        check_rank(ty)?;
+        let ok = if self.kind == PoolKind::Max {
+            ty.dtype != DType::Bool
+        } else {
+            ty.dtype.is_float()
+        };
+        if !ok {
+            return Err(OpError::UnsupportedType { found: ty.dtype });
+        }
+        Ok(vec![TensorType::new(ty.dtype, self.shape(&ty.shape)?)])
+    }
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> FactorRule {
+        let x = &inputs[0].shape;
+        let mut rule = RuleBuilder::new();
+        let n = rule.factor("n", x[0], FactorKind::Parallel);
+        let c = rule.factor("c", x[1], FactorKind::Parallel);
+        let dims = || {
+            [Some(n), Some(c)].into_iter().chain(std::iter::repeat_n(None, x.len() - 2))
+        };
+        rule.input(dims());
+        rule.output(dims());
+        if self.kind != PoolKind::Max {
+            rule.linear([0]);
+        }
+        rule.build()
+    }
+
+    fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        Work::memory(inputs, outputs, elements(&self.extents) as f64)
+    }
+
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = inputs[0].to_f64s();
+        let from = inputs[0].shape();
+        let shape = self.shape(from).map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let (spatial, out) = (&from[2..], &shape[2..]);
+        let (positions, area) = (elements(out) as usize, elements(spatial) as usize);
+        let ty = TensorType::new(inputs[0].dtype(), shape.clone());
+        let mut y = vec![0.0; Tensor::zeros(ty)?.len()];
+        let planes = elements(&from[..2]) as usize;
+        for p in 0..if planes > 0 { positions } else { 0 } {
+            let at = unravel(p, out);
+            let taps = window::taps(&at, spatial, &self.extents, &self.window);
+            let count = match self.kind {
+                PoolKind::AverageWithPadding => {
+                    window::covered(&at, spatial, &self.extents, &self.window)
+                }
+                PoolKind::Max | PoolKind::Average => taps.len() as f64,
+            };
+            for plane in 0..planes {
+                let inside = taps.iter().map(|&(_, i)| x[plane * area + i]);
+                y[plane * positions + p] = if self.kind == PoolKind::Max {
+                    inside.fold(f64::NEG_INFINITY, |m, v| if v > m || v.is_nan() { v } else { m })
+                } else {
+                    inside.sum::<f64>() / count
+                };
+            }
+        }
+        Ok(vec![floats(inputs[0].ty(), &shape, &y)?])
+    }
+
+    fn lower(&self) -> Kernel {
+        Kernel::Pool {
+            kind: self.kind,
+            extents: self.extents.clone(),
+            window: self.window.clone(),
+        }
+    }
+}
