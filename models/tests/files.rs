@@ -37,9 +37,8 @@ fn initializers(model: &ModelProto) -> &[TensorProto] {
 
 /// The parameters: initializers that belong to a module and are trained, not constants.
 fn parameters(model: &ModelProto) -> impl Iterator<Item = &TensorProto> {
-    let trained = |t: &&TensorProto| {
-        matches!(t.name().rsplit_once('.'), Some((_, "weight" | "bias")))
-    };
+    let trained =
+        |t: &&TensorProto| matches!(t.name().rsplit_once('.'), Some((_, "weight" | "bias")));
     initializers(model).iter().filter(trained)
 }
 
