@@ -254,11 +254,12 @@ fn instantiate(function: &FunctionProto, call: &NodeProto) -> Vec<NodeProto> {
             }
         }
     }
-    let call = Call { names, call, function, name: node_name(call), output: first_output(call) };
-    let body = function.node.iter().map(|n| call.node(n));
+    let instance =
+        Instance { names, call, function, name: node_name(call), output: first_output(call) };
+    let body = function.node.iter().map(|n| instance.node(n));
     // A function may return one of its inputs.
     let copies = passed_through.into_iter().map(|(from, to)| NodeProto {
-        name: Some(format!("{}/{to}", call.name)),
+        name: Some(format!("{}/{to}", instance.name)),
         op_type: Some("Identity".to_string()),
         input: vec![from],
         output: vec![to],
@@ -271,7 +272,7 @@ fn first_output(node: &NodeProto) -> String {
     node.output.iter().find(|o| !o.is_empty()).cloned().unwrap_or_default()
 }
 
-struct Call<'a> {
+struct Instance<'a> {
     /// Formal to actual names.
     names: HashMap<&'a str, String>,
     call: &'a NodeProto,
@@ -283,7 +284,7 @@ struct Call<'a> {
     output: String,
 }
 
-impl Call<'_> {
+impl Instance<'_> {
     fn value(&self, name: &str) -> String {
         match self.names.get(name) {
             _ if name.is_empty() => String::new(),
