@@ -28,13 +28,13 @@ fn check(choices: &[u32]) {
     let strategy = random::strategy(d, &case.graph, &mesh);
 
     let program = partition(&case.graph, &strategy, &prices).expect("a legal strategy");
-    assert_eq!(verify(&program), [], "{program:#?}");
+    assert_eq!(verify(&program), [], "{program:?}");
     assert_eq!(program, partition(&case.graph, &strategy, &prices).expect("again"));
     let memory = MemoryReport::of(&program).expect("small");
     assert!(memory.bound_bytes() <= memory.arena_bytes);
 
     let found = planc_runtime::execute(&program, &case.weights, &case.constants, &case.inputs)
-        .unwrap_or_else(|e| panic!("{e}\n{:#?}\n{strategy:#?}", case.graph));
+        .unwrap_or_else(|e| panic!("{e}\n{program:?}"));
     let expected = case.reference();
     assert_eq!(found.len(), expected.len());
     for ((name, found), expected) in found.iter().zip(&expected) {
@@ -43,7 +43,11 @@ fn check(choices: &[u32]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_strategy_computes_what_the_graph_says(
