@@ -41,15 +41,24 @@ struct Protocol {
     share: f64,
 }
 
-const LL: Protocol = Protocol { latency: 0.3, share: 0.2 };
-const LL128: Protocol = Protocol { latency: 0.6, share: 0.6 };
+const LL: Protocol = Protocol { latency: 0.05, share: 0.10 };
+const LL128: Protocol = Protocol { latency: 0.48, share: 0.77 };
 const SIMPLE: Protocol = Protocol { latency: 1.0, share: 1.0 };
 
-/// The extra time of a ring's last chunk, which nothing hides: in chunks of a rank.
-const TAIL_CHUNKS: f64 = 0.38;
+/// What a ring sends beyond the ideal, as nothing hides its last chunk: in chunks of a rank.
+const TAIL_CHUNKS: f64 = 0.3;
 
-/// The part of a network's achieved bandwidth that a tree between nodes attains.
-const TREE_EFFICIENCY: f64 = 0.8;
+/// The part of a network's achieved bandwidth that trees between nodes attain.
+const TREE_EFFICIENCY: f64 = 0.7;
+
+/// Hops that a step of a gather, scatter or broadcast takes, against one of an all-reduce.
+const GATHER_HOPS: f64 = 1.8;
+
+/// The same for an exchange of an all-to-all.
+const EXCHANGE_HOPS: f64 = 1.3;
+
+/// Start of a send and its receive, against that of a collective.
+const SEND_LAUNCH: f64 = 0.18;
 
 /// One algorithm's figures.
 struct Line {
@@ -94,13 +103,15 @@ impl Collective {
         other.map_or(ring, |line| line.us(self).min(ring))
     }
 
-    /// Steps of a ring of `n`, and what a rank sends in them as a multiple of the bytes.
+    /// Hops of a ring of `n`, and what a rank sends in them as a multiple of the bytes.
     fn ring_shape(self, n: f64) -> (f64, f64) {
         match self {
             Self::AllReduce => (2.0 * (n - 1.0), (2.0 * (n - 1.0) + TAIL_CHUNKS) / n),
-            Self::AllGather | Self::ReduceScatter => (n - 1.0, (n - 1.0 + TAIL_CHUNKS) / n),
-            Self::AllToAll => (n - 1.0, (n - 1.0) / n),
-            Self::Broadcast => (n - 1.0, 1.0),
+            Self::AllGather | Self::ReduceScatter => {
+                (GATHER_HOPS * (n - 1.0), (n - 1.0 + TAIL_CHUNKS) / n)
+            }
+            Self::AllToAll => (EXCHANGE_HOPS * (n - 1.0), (n - 1.0) / n),
+            Self::Broadcast => (GATHER_HOPS * (n - 1.0), 1.0),
             Self::SendRecv => (1.0, 1.0),
         }
     }
@@ -128,6 +139,9 @@ impl Collective {
             line.launch_us = line.launch_us.max(path.launch_us);
             line.latency_us += crossings * path.hop_us;
             line.wire_us = line.wire_us.max(wire_us);
+        }
+        if self == Self::SendRecv {
+            line.launch_us *= SEND_LAUNCH;
         }
         line
     }

@@ -10,6 +10,8 @@ pub enum Origin {
     Measured,
     /// Reported by others for a real system.
     Published,
+    /// Reckoned, or taken from a related device: nothing open backs it yet.
+    Assumed,
     /// The vendor's.
     Datasheet,
 }

@@ -17,19 +17,6 @@
 use crate::profile::Profile;
 use planc_ir::DType;
 
-/// Edges of the tiles that libraries choose from.
-const TILES: [(u64, u64); 9] = [
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-    (64, 32),
-    (32, 64),
-    (32, 32),
-];
-
 /// Parts that `k` may be split into, so that few tiles still fill the device.
 const SPLITS: [u64; 4] = [1, 2, 4, 8];
 
@@ -45,8 +32,16 @@ pub struct MatmulModel {
     bytes_per_us: f64,
     /// Of the accumulators that split products exchange.
     accumulator_bytes: f64,
-    /// Time of one step of `k` of each of [`TILES`] on one processor.
-    step_us: [f64; TILES.len()],
+    tiles: Vec<Tile>,
+}
+
+/// A tile that the library may choose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tile {
+    m: u64,
+    n: u64,
+    /// Time of one step of `k` on one processor.
+    step_us: f64,
 }
 
 impl MatmulModel {
@@ -56,9 +51,10 @@ impl MatmulModel {
         let processors = profile.processors.value;
         let rate = m.peak_flops_per_s.value * m.efficiency.value / processors / 1e6;
         let half_edge = m.half_edge.value;
-        let step_us = TILES.map(|(tm, tn)| {
-            let (tm, tn) = (tm as f64, tn as f64);
-            2.0 * tm * tn * (1.0 + half_edge * (1.0 / tm + 1.0 / tn) / 2.0) / rate
+        let tiles = profile.tiles.iter().map(|&[m, n]| {
+            let (tm, tn) = (m as f64, n as f64);
+            let slowdown = 1.0 + half_edge * (1.0 / tm + 1.0 / tn) / 2.0;
+            Tile { m, n, step_us: 2.0 * tm * tn * slowdown / rate }
         });
         let bandwidth = profile.memory.bandwidth_bytes_per_s.value;
         Some(Self {
@@ -67,7 +63,7 @@ impl MatmulModel {
             fixed_us: m.fixed_us.value,
             bytes_per_us: bandwidth * m.bandwidth_efficiency.value / 1e6,
             accumulator_bytes: dtype.bytes().max(4) as f64,
-            step_us,
+            tiles: tiles.collect(),
         })
     }
 
@@ -89,14 +85,14 @@ impl MatmulModel {
 
     fn compute_us(&self, batch: u64, m: u64, n: u64, k: u64, split: u64) -> f64 {
         let depth = k.div_ceil(split) as f64 + self.ramp_k;
-        let of_tile = |(&(tm, tn), step_us): (&(u64, u64), &f64)| {
+        let of_tile = |tile: &Tile| {
             let tiles = batch
                 .saturating_mul(split)
-                .saturating_mul(m.div_ceil(tm))
-                .saturating_mul(n.div_ceil(tn));
-            tiles.div_ceil(self.processors) as f64 * depth * step_us
+                .saturating_mul(m.div_ceil(tile.m))
+                .saturating_mul(n.div_ceil(tile.n));
+            tiles.div_ceil(self.processors) as f64 * depth * tile.step_us
         };
-        TILES.iter().zip(&self.step_us).map(of_tile).fold(f64::INFINITY, f64::min)
+        self.tiles.iter().map(of_tile).fold(f64::INFINITY, f64::min)
     }
 }
 

@@ -4,7 +4,7 @@
 //! groups over the same axes at other coordinates. Siblings run their collectives at the same time,
 //! so they share what they have in common: a node's adapters, a host's memory.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeGroup};
 use crate::link::{Link, Topology};
 use planc_ir::sharding::{AxisId, Mesh};
 use std::collections::BTreeMap;
@@ -128,7 +128,7 @@ impl Placement {
             let crossing: Vec<u32> =
                 present.iter().filter(|&(&g, _)| spans[g] > 1).map(|(_, &n)| n).collect();
             if let (Some(link), Some(&fewest)) = (&self.cluster.inter, crossing.iter().min()) {
-                let path = across(link, nodes.adapters, fewest, crossing.len());
+                let path = across(link, nodes, fewest, crossing.len());
                 worsen(&mut facts.across, path);
             }
         }
@@ -173,15 +173,17 @@ fn in_switch(link: &Link) -> Option<f64> {
     }
 }
 
-/// The way out of a node for a group with `ranks` on it, `siblings` such groups sharing `adapters`.
-/// A rank drives one adapter.
-fn across(link: &Link, adapters: u32, ranks: u32, siblings: usize) -> Path {
+/// The way out of a node for a group with `ranks` on it, `siblings` such groups sharing the
+/// adapters. A rank drives those nearest to it.
+fn across(link: &Link, nodes: &NodeGroup, ranks: u32, siblings: usize) -> Path {
     let one = link.achieved_bytes_per_s(2) / 1e6;
-    let all = one * f64::from(adapters);
+    let near = (f64::from(nodes.adapters) / f64::from(nodes.devices)).max(1.0);
+    let all = one * f64::from(nodes.adapters);
     Path {
-        bytes_per_us: (one * f64::from(ranks)).min(all / siblings as f64),
+        bytes_per_us: (one * near * f64::from(ranks)).min(all / siblings as f64),
         flow_bytes_per_us: one,
-        launch_us: link.launch_us,
+        // A collective starts on the device, wherever its peers are.
+        launch_us: link.launch_us.max(nodes.intra.launch_us),
         hop_us: link.hop_us,
     }
 }

@@ -23,6 +23,8 @@ pub struct Profile {
     pub launch_us: Figure,
     /// Memory.
     pub memory: MemoryProfile,
+    /// Edges `[m, n]` of the tiles that the library's products are made of.
+    pub tiles: Vec<[u64; 2]>,
     /// For each element type, how matrix products run. Has at least the float types; integers run at
     /// the f32 rate, as no tensor core takes them here.
     pub matmul: BTreeMap<DType, MatmulProfile>,
@@ -112,6 +114,9 @@ impl Profile {
         let bad = |why: String| CostError::BadProfile { profile: self.name.clone(), why };
         if let Some(missing) = FLOATS.iter().find(|d| !self.matmul.contains_key(d)) {
             return Err(bad(format!("`matmul` has no entry for {missing}")));
+        }
+        if self.tiles.is_empty() || self.tiles.iter().flatten().any(|&edge| edge == 0) {
+            return Err(bad("`tiles` needs at least one tile, with edges of at least 1".into()));
         }
         if self.memory.reserve_bytes.value >= self.memory.capacity_bytes.value {
             return Err(bad("`reserve_bytes` leaves no memory".into()));

@@ -34,6 +34,16 @@ pub(crate) enum Dim {
     Symbol(&'static str),
 }
 
+/// A parameter without contents yet.
+#[derive(Debug)]
+struct ToFill {
+    /// Which of the graph's initializers.
+    initializer: usize,
+    ty: TensorType,
+    init: Init,
+    seed: u64,
+}
+
 /// An ONNX graph being built.
 #[derive(Debug)]
 pub(crate) struct Builder {
@@ -44,6 +54,8 @@ pub(crate) struct Builder {
     weights: Weights,
     /// Bytes of all parameters so far; the next one's offset in the side file.
     weight_bytes: u64,
+    /// Parameters that are filled once it is known that all together are not too large.
+    to_fill: Vec<ToFill>,
     /// Names of values and nodes that are taken.
     names: BTreeSet<String>,
 }
@@ -59,6 +71,7 @@ impl Builder {
             dtype: config.dtype,
             weights: config.weights,
             weight_bytes: 0,
+            to_fill: Vec::new(),
             names: BTreeSet::new(),
         })
     }
@@ -137,10 +150,9 @@ impl Builder {
                     entry("length", bytes.to_string()),
                 ];
             }
-            // The rest is only counted, for the error to tell the whole size.
-            Weights::Random { .. } if self.weight_bytes > MAX_RANDOM_BYTES => {}
             Weights::Random { seed } => {
-                tensor.raw_data = Some(random_bytes(seed, &name, &ty, init)?.into());
+                let initializer = self.graph.initializer.len();
+                self.to_fill.push(ToFill { initializer, ty, init, seed });
             }
         }
         self.graph.initializer.push(tensor);
@@ -208,12 +220,16 @@ impl Builder {
     }
 
     /// The whole model.
-    pub(crate) fn finish(self) -> Result<ModelProto, ModelError> {
-        if matches!(self.weights, Weights::Random { .. }) && self.weight_bytes > MAX_RANDOM_BYTES {
+    pub(crate) fn finish(mut self) -> Result<ModelProto, ModelError> {
+        if !self.to_fill.is_empty() && self.weight_bytes > MAX_RANDOM_BYTES {
             return Err(ModelError::TooLargeForRandom {
                 bytes: self.weight_bytes,
                 limit_bytes: MAX_RANDOM_BYTES,
             });
+        }
+        for ToFill { initializer, ty, init, seed } in &self.to_fill {
+            let tensor = &mut self.graph.initializer[*initializer];
+            tensor.raw_data = Some(random_bytes(*seed, tensor.name(), ty, *init)?.into());
         }
         Ok(ModelProto {
             ir_version: Some(IR_VERSION),

@@ -75,7 +75,10 @@ fn unknown_names_list_the_known_ones() {
         format!(r#"{{"name":"c","nodes":[{{"devices":2,"device":"{device}"{rest}}}]}}"#)
     };
     let m = message(&node("h1000", ""));
-    assert!(m.contains("`h1000`") && m.contains("h100-sxm-80gb (h100)") && m.contains("cpu"), "{m}");
+    assert!(
+        m.contains("`h1000`") && m.contains("h100-sxm-80gb (h100)") && m.contains("cpu"),
+        "{m}"
+    );
     let m = message(&node("h100", r#","intra":"nvlink9""#));
     assert!(m.contains("`nvlink9`") && m.contains("nvlink4-nvswitch"), "{m}");
     let m = Cluster::preset("dgx-b300:2", &catalogue()).unwrap_err().to_string();
@@ -125,7 +128,10 @@ fn hostile_values_are_refused_with_their_place() {
         (r#"{"name":"c","nodes":[{"count":0,"devices":1,"device":"cpu"}]}"#, "count"),
         (r#"{"name":"c","nodes":[{"devices":1,"device":"cpu","adapters":0}]}"#, "adapters"),
         (r#"{"name":"c","nodes":[{"count":2,"devices":1,"device":"cpu"}]}"#, "inter"),
-        (r#"{"name":"c","nodes":[{"count":4000000000,"devices":4000000000,"device":"cpu"}],"inter":"ib-ndr400"}"#, "1048576"),
+        (
+            r#"{"name":"c","nodes":[{"count":4000000000,"devices":4000000000,"device":"cpu"}],"inter":"ib-ndr400"}"#,
+            "1048576",
+        ),
         (r#"{"name":"c","nodes":[{"devices":2,"device":"cpu","intra":"ib-ndr400"}]}"#, "intra"),
         (r#"{"name":"c","nodes":[{"devices":1,"device":"cpu","gpus":3}]}"#, "gpus"),
         (r#"{"name":"c""#, "EOF"),

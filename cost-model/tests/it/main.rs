@@ -2,3 +2,6 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod clusters;
+mod fit;
+mod properties;
+mod steps;

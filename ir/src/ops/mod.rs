@@ -116,7 +116,10 @@ op_table! {
         pad::Pad,
         // Indexing.
         gather::Gather,
-        gather_nd::GatherNd;
+        gather_nd::GatherNd,
+        // Control flow.
+        if_op::If,
+        loop_op::Loop;
     // Files that only decode: ONNX operators that are made of the ops above.
     composites:
         activation,
