@@ -366,11 +366,17 @@ fn three_axes_sampled() {
 }
 
 #[test]
-fn a_sum_never_becomes_a_maximum() {
+fn a_sum_becomes_a_maximum_only_once_it_is_known() {
     let mesh = Mesh::new([("x", 2)]);
+    let x = || vec![AxisId(0)];
     let ty = TensorType::new(DType::F32, [4]);
     let partial = |kind| Sharding { partial: vec![(AxisId(0), kind)], ..Sharding::replicated(1) };
-    assert_eq!(reshard(&ty, &partial(SUM), &partial(ReduceKind::Max), &mesh, &Ring), None);
+    let path = reshard(&ty, &partial(SUM), &partial(ReduceKind::Max), &mesh, &Ring);
+    let steps = [
+        Step::AllReduce { axes: x(), kind: SUM },
+        Step::ToPartial { axes: x(), kind: ReduceKind::Max },
+    ];
+    assert_eq!(path.expect("there is a path").steps, steps);
 }
 
 #[test]
