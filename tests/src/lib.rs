@@ -113,7 +113,8 @@ pub fn plan_and_run(model: &TestModel, set: &DataSet, ranks: u32) -> RunResult {
     let bind = bindings(&model.path, set);
     let cost = cost_model("H100", ranks);
     let (_, compiled) = plan(&model.path, &bind, &cost, &SearchOptions::default());
-    let plan = Plan::from_json(&compiled.plan.to_json()).expect("the plan reads back");
+    let json = compiled.plan.to_json().expect("the plan is written");
+    let plan = Plan::from_json(&json).expect("the plan reads back");
     let mut session = Session::load(&plan, &model.path).expect("the plan loads");
     let outputs = session.run(&set.inputs).expect("the plan runs");
     assert_eq!(outputs.len(), set.outputs.len(), "{}", model.name);

@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     drop(progress);
 
     let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("plan.json"));
-    compiled.plan.save(&out).map_err(|source| CliError::Plan { path: out.clone(), source })?;
+    compiled.plan.save(&out).map_err(CliError::plan(&out))?;
     if args.json {
         println!("{}", answer(&compiled, &out));
     } else {

@@ -39,7 +39,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let plan = load(&args.plan)?;
     let model = model_path(args.model.as_deref(), &args.plan, &plan);
-    let session = Session::load(&plan, &model)?;
+    let mut session = Session::load(&plan, &model)?;
     let (inputs, expected) = if args.input.is_empty() {
         println!("inputs are random (seed {})", args.seed);
         (random_inputs(&plan.model.inputs, args.seed)?, Named::new())
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         std::fs::create_dir_all(folder).map_err(CliError::io(folder))?;
         for (i, (name, tensor)) in outputs.iter().enumerate() {
             let path = folder.join(format!("output_{i}.pb"));
-            write_tensor(&path, name, tensor)?;
+            write_tensor(&path, name, tensor).map_err(CliError::io(&path))?;
         }
     }
     outcome
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
 
 /// Reads a plan.
 pub fn load(path: &Path) -> Result<Plan, CliError> {
-    Plan::load(path).map_err(|source| CliError::Plan { path: path.to_path_buf(), source })
+    Plan::load(path).map_err(CliError::plan(path))
 }
 
 /// Where the model lies: as said, or beside the plan.
