@@ -157,7 +157,7 @@ pub fn bindings(path: &Path, set: &DataSet) -> Vec<(String, u64)> {
     let proto = ModelProto::parse_from_bytes(&bytes).expect("onnx-protobuf reads the model");
     let mut found = BTreeMap::new();
     for input in &proto.graph.input {
-        let Some(tensor) = set.inputs.get(input.name()) else { continue };
+        let Some(tensor) = set.inputs.get(&input.name) else { continue };
         for (dim, &extent) in input.type_.tensor_type().shape.dim.iter().zip(tensor.shape()) {
             if dim.has_dim_param() && dim.dim_param().parse::<u64>().is_err() {
                 found.insert(dim.dim_param().to_string(), extent);

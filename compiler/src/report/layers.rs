@@ -3,6 +3,7 @@
 //! Layers whose names differ only in numbers and that do the same are one row.
 
 use super::units::micros;
+use crate::search::evaluate::kind;
 use planc_cost_model::CostModel;
 use planc_ir::ops::WorkKind;
 use planc_ir::program::{Instr, Program};
@@ -159,7 +160,7 @@ fn exchanges(
         if !entry.0.is_empty() {
             entry.0.push_str(", ");
         }
-        entry.0.push_str(&format!("{} over {}", step.name(), axes.join("+")));
+        entry.0.push_str(&format!("{} over {}", kind(step), axes.join("+")));
         entry.1 += us;
     }
     found

@@ -138,9 +138,6 @@ impl Formulation {
     /// if it does what no candidate does.
     pub fn choice(&self, space: &Space<'_>, ways: &Ways, strategy: &Strategy) -> Option<Choice> {
         let mut choice = vec![0; self.request.decisions.len()];
-        let find = |ids: &mut dyn Iterator<Item = ShardingId>, home: &Sharding| {
-            ids.position(|id| space.shardings[id] == *home)
-        };
         for (&leader, &decision) in &self.nodes {
             let candidates = &space.nodes[&leader];
             let node = &space.graph.nodes[leader];
@@ -157,7 +154,7 @@ impl Formulation {
         for (&g, &decision) in &self.loads {
             let group = &space.groups[g];
             let home = &strategy.values[group.members.first()?.index()];
-            choice[decision] = find(&mut group.homes.iter().copied(), home)?;
+            choice[decision] = group.homes.iter().position(|&id| space.shardings[id] == *home)?;
         }
         for (&g, &decision) in &self.sinks {
             let edge = &self.request.edges[self.edges[&g]];

@@ -197,3 +197,6 @@ fn baselines(found: &[Found], limit_bytes: u64) -> Vec<Baseline> {
     });
     priced.collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -258,7 +258,7 @@ pub mod random {
                 forms: (0..forms.len()).filter(|_| rng.below(3) > 0).map(|f| (f, 2)).collect(),
             })
             .collect();
-        Memory { limit_bytes: 60 + rng.below(250) as u64, homes, forms, rows }
+        Memory { limit_bytes: 150 + rng.below(400) as u64, homes, forms, rows }
     }
 
     /// The best choice that fits, by trying all of them.
