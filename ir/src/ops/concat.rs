@@ -9,7 +9,7 @@ use super::lanes::{Lanes, pick};
 use super::{OpDef, Work, factors, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
-use crate::sharding::{FactorId, FactorRule, RuleBuilder};
+use crate::sharding::FactorRule;
 use crate::{EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -84,17 +84,7 @@ impl OpDef for Concat {
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
-        let out = &outputs[0].shape;
-        let mut rule = RuleBuilder::new();
-        let dims: Vec<Option<FactorId>> = factors::dims(&mut rule, out, |i| i == self.axis)
-            .into_iter()
-            .enumerate()
-            .map(|(i, f)| (i != self.axis).then_some(f))
-            .collect();
-        for _ in inputs {
-            rule.input(dims.iter().copied());
-        }
-        rule.output(dims);
+        let mut rule = factors::along(inputs, outputs, &[self.axis]);
         if outputs[0].dtype.is_float() {
             rule.linear((0..inputs.len()).collect::<Vec<_>>());
         }
