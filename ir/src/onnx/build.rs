@@ -44,7 +44,7 @@ pub(super) struct Building {
     /// The enclosing graph's values that the graph reads, in the order of its inputs for them.
     pub(super) captures: Vec<ValueId>,
     /// What they are here.
-    captured: HashMap<ValueId, ValueId>,
+    pub(super) captured: HashMap<ValueId, ValueId>,
 }
 
 impl Building {
