@@ -105,7 +105,7 @@ pub enum Extents {
 }
 
 /// Where a weight's bytes lie. Nothing is read before a program loads it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WeightSource {
     /// `bytes` bytes, little-endian, row-major, at `offset` of the model file itself.
     ModelFile {
@@ -128,7 +128,7 @@ pub enum WeightSource {
 }
 
 /// What defines a value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ValueDef {
     /// A graph input.
     Input,
@@ -146,7 +146,7 @@ pub enum ValueDef {
 }
 
 /// A tensor in the graph.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
     /// The name that the user's file gives it; unique in the graph.
     pub name: String,
@@ -159,7 +159,7 @@ pub struct Value {
 }
 
 /// An application of an op.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     /// The name that the user's file gives it, or one derived from its first output.
     pub name: String,
@@ -178,7 +178,7 @@ pub struct Node {
 ///
 /// Built by appending: [`Graph::push`] only accepts inputs that exist, so `nodes` is always in
 /// topological order.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
     /// The model's name.
     pub name: String,

@@ -15,10 +15,13 @@
 //!
 //! Protobuf is seen only in [`onnx`].
 
+pub mod digest;
 pub mod dtype;
+mod encoding;
 pub mod error;
 pub mod graph;
 pub mod interp;
+pub mod mapped;
 pub mod number;
 pub mod onnx;
 pub mod ops;
@@ -29,6 +32,7 @@ pub mod sharding;
 pub mod tensor;
 pub mod text;
 pub mod verify;
+pub mod weights;
 
 pub use dtype::DType;
 pub use error::{EvalError, OpError};

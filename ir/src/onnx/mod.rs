@@ -1,1 +1,168 @@
 //! ONNX in and out. The only place that sees protobuf.
+//!
+//! [`import`] turns a file into a [`Graph`]: symbolic dimensions bound, functions inlined, shape
+//! arithmetic folded, weights left where they are. The steps, each in its file:
+//!
+//! 1. The file is mapped and decoded ([`wire`]); tensors stay slices of the map.
+//! 2. Calls of model-local functions are replaced by their bodies (`functions`).
+//! 3. Dimensions of the inputs get their values (`dims`, `types`).
+//! 4. Initializers become constants if they are small, and weights otherwise (`initializer`).
+//! 5. Nodes are put into order (`order`) and handed to the op table's decoders (`build`,
+//!    `attribute`, `control`).
+//! 6. What no output needs is dropped, names are made unique (`finish`).
+//!
+//! Recursion happens only over nested bodies, whose depth the decoder bounds.
+
+pub mod error;
+pub mod export;
+pub mod tensor;
+pub mod wire;
+
+mod attribute;
+mod build;
+mod control;
+mod dims;
+mod finish;
+mod functions;
+mod initializer;
+mod order;
+mod scope;
+mod types;
+
+pub use error::{ImportError, TensorError, Unsupported, UnsupportedOp};
+
+use crate::graph::Graph;
+use crate::{DType, digest, mapped};
+use build::Importer;
+use bytes::Bytes;
+use dims::Symbols;
+use functions::Library;
+use initializer::Files;
+use prost::Message;
+use std::collections::{BTreeMap, HashSet};
+use std::io::Cursor;
+use std::path::Path;
+use wire::{GraphProto, ModelProto, TensorProto};
+
+/// How to import.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Values of symbolic dimensions.
+    pub bind: BTreeMap<String, u64>,
+}
+
+/// An imported model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// What it computes.
+    pub graph: Graph,
+    /// See [`digest`].
+    pub digest: String,
+    /// Values of the symbolic dimensions.
+    pub bindings: BTreeMap<String, u64>,
+    /// Number of parameters: elements of floating-point and 8-bit initializers.
+    pub parameters: u64,
+    /// Version of ONNX's own operators.
+    pub opset: i64,
+    /// Version of the file format.
+    pub ir_version: i64,
+    /// What wrote the file, with its version.
+    pub producer: String,
+}
+
+/// Imports a file.
+///
+/// # Errors
+/// If the file is not a valid model, or uses what planc does not support.
+pub fn import(path: &Path, options: &ImportOptions) -> Result<Model, ImportError> {
+    let display = || path.display().to_string();
+    let bytes =
+        mapped::map(path).map_err(|source| ImportError::Read { path: display(), source })?;
+    let mut model = read(bytes, Some(path), options)?;
+    model.digest = digest::model_digest(path, &digest::weight_ranges(&model.graph))
+        .map_err(|source| ImportError::Digest { path: display(), source })?;
+    Ok(model)
+}
+
+/// Imports a file's bytes. External data are taken to be absent.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_bytes(
+    bytes: impl Into<Bytes>,
+    options: &ImportOptions,
+) -> Result<Model, ImportError> {
+    let bytes = bytes.into();
+    let mut model = read(bytes.clone(), None, options)?;
+    let ranges = digest::weight_ranges(&model.graph);
+    model.digest = digest::digest_of(Cursor::new(&bytes), bytes.len() as u64, &ranges)
+        .map_err(|source| ImportError::Digest { path: "the model".into(), source })?;
+    Ok(model)
+}
+
+fn read(bytes: Bytes, path: Option<&Path>, options: &ImportOptions) -> Result<Model, ImportError> {
+    let proto = ModelProto::decode(bytes.clone()).map_err(|source| ImportError::Decode {
+        path: path.map_or_else(|| "the model".to_string(), |p| p.display().to_string()),
+        source,
+    })?;
+    let graph = proto.graph.as_ref().ok_or(ImportError::NoGraph)?;
+    let opsets = functions::opsets(&proto.opset_import)?;
+    let opset = *opsets.get("").ok_or(ImportError::NoOpset)?;
+    if graph.output.is_empty() {
+        return Err(ImportError::NoOutputs { graph: graph.name().to_string() });
+    }
+    let library = Library::new(&proto)?;
+    let files = Files::new(bytes, path.map(Path::to_path_buf));
+    let mut importer = Importer::new(graph.name(), &library, files);
+    inputs(&mut importer, graph, options)?;
+    importer.initializers(graph)?;
+    importer.nodes(graph, &opsets, "a graph input")?;
+    importer.outputs(graph)?;
+    if !importer.unsupported.ops.is_empty() {
+        return Err(ImportError::Unsupported(importer.unsupported));
+    }
+    let mut imported = finish::prune(importer.graphs.swap_remove(0).graph);
+    finish::unique_names(&mut imported);
+    Ok(Model {
+        graph: imported,
+        digest: String::new(),
+        bindings: options.bind.clone(),
+        parameters: parameters(graph),
+        opset,
+        ir_version: proto.ir_version(),
+        producer: format!("{} {}", proto.producer_name(), proto.producer_version())
+            .trim()
+            .to_string(),
+    })
+}
+
+/// Adds the graph's inputs. Files of IR version 3 list initializers too; those are weights.
+fn inputs(
+    importer: &mut Importer<'_>,
+    graph: &GraphProto,
+    options: &ImportOptions,
+) -> Result<(), ImportError> {
+    let initialized: HashSet<&str> = graph.initializer.iter().map(TensorProto::name).collect();
+    let mut symbols = Symbols::new(&options.bind);
+    let mut list = Vec::new();
+    for input in graph.input.iter().filter(|v| !initialized.contains(v.name())) {
+        list.push((input.name(), types::input_type(input, &mut symbols)?));
+    }
+    symbols.finish()?;
+    for (name, ty) in list {
+        let id = importer.graph().input(name, ty);
+        let named = importer.local(id);
+        importer.name(name, named);
+    }
+    Ok(())
+}
+
+fn parameters(graph: &GraphProto) -> u64 {
+    let count = |t: &TensorProto| match types::dtype(t.data_type()) {
+        Ok(dtype) if dtype.is_float() || dtype == DType::I8 => {
+            t.dims.iter().fold(1u64, |n, &d| n.saturating_mul(d.max(0) as u64))
+        }
+        _ => 0,
+    };
+    graph.initializer.iter().map(count).fold(0, u64::saturating_add)
+}

@@ -56,9 +56,10 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
         });
     }
 
-    let scale = f64::from(d.float_or("scale", 1.0 / (qs[3] as f32).sqrt())?);
-    let scaled = d.scale(q, scale)?;
-    let mut scores = product(d, &e, scaled, k, true)?;
+    // The square root goes to both sides, which keeps products of narrow floats in range.
+    let scale = f64::from(d.float_or("scale", 1.0 / (qs[3] as f32).sqrt())?).sqrt();
+    let [scaled_q, scaled_k] = [d.scale(q, scale)?, d.scale(k, scale)?];
+    let mut scores = product(d, &e, scaled_q, scaled_k, true)?;
     let softcap = f64::from(d.float_or("softcap", 0.0)?);
     if softcap > 0.0 {
         let small = d.scale(scores, 1.0 / softcap)?;

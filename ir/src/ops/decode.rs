@@ -84,6 +84,9 @@ pub struct Decoder<'a> {
     pub opset: i64,
     /// Inputs; `None` where the file leaves an optional one out.
     pub inputs: Vec<Option<ValueId>>,
+    /// How many of them, at the end, are not the node's own but what the bodies of a control-flow
+    /// node read from outside: for each body in turn, the last inputs of its graph.
+    pub captured: usize,
     /// Number of outputs that the file names.
     pub outputs: usize,
     /// Attributes.

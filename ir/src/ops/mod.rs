@@ -125,7 +125,10 @@ op_table! {
         gather_elements::GatherElements,
         scatter_elements::ScatterElements,
         scatter_nd::ScatterNd,
-        gather_nd::GatherNd;
+        gather_nd::GatherNd,
+        // Control flow.
+        if_op::If,
+        loop_op::Loop;
     // Files that only decode: ONNX operators that are made of the ops above.
     composites:
         activation,

@@ -113,7 +113,9 @@ pub fn taps(
             .flat_map(|(w, x)| {
                 (first..=last).map(move |k| {
                     let inside = (start + k * dilation) as usize;
-                    (w * extents[i] as usize + k as usize, x * n as usize + inside)
+                    // A pooling window may be too large to be numbered; nobody reads the number.
+                    let number = w.wrapping_mul(extents[i] as usize).wrapping_add(k as usize);
+                    (number, x * n as usize + inside)
                 })
             })
             .collect();

@@ -77,3 +77,12 @@ impl Work {
 pub fn traffic(inputs: &[crate::TensorType], outputs: &[crate::TensorType]) -> f64 {
     inputs.iter().chain(outputs).map(|t| t.bytes() as f64).sum()
 }
+
+/// The work of all nodes of a body together.
+pub fn body_work(body: &crate::Graph) -> Work {
+    let start = Work { kind: WorkKind::Memory, flops: 0.0, bytes: 0.0 };
+    body.node_ids().filter(|&id| !body.is_dynamic(id)).fold(start, |sum, id| {
+        let work = body.node(id).op.work(&body.input_types(id), &body.output_types(id));
+        Work { kind: sum.kind, flops: sum.flops + work.flops, bytes: sum.bytes + work.bytes }
+    })
+}

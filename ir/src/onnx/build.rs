@@ -1,0 +1,476 @@
+//! From nodes of the file to nodes of the graph.
+//!
+//! Names live in frames, one a graph or inlined branch, the innermost last; a name is looked up from
+//! the inside out. Graphs under construction form a stack too: the model, the body of a loop in it,
+//! and so on. A value of an enclosing graph that a body reads becomes an input of the body and of
+//! every body between.
+//!
+//! Where the file uses something that planc has no implementation for, the node's outputs are noted
+//! as missing and the walk goes on, so that one error names everything.
+
+use super::attribute::{self, AttributeError};
+use super::error::{ImportError, Unsupported, UnsupportedOp};
+use super::functions::{Item, Library, Opsets, bodies};
+use super::initializer::Files;
+use super::wire::{GraphProto, NodeProto};
+use super::{order, scope, types};
+use crate::graph::{Extents, Graph, TensorType, ValueDef, ValueId};
+use crate::ops::decode::Attribute;
+use crate::ops::map::Map;
+use crate::ops::{Decoder, DecoderEntry, decoders};
+use crate::scalar::ScalarFn;
+use crate::{DType, OpError};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Named {
+    /// A value of one of the graphs under construction.
+    Value {
+        /// Index into the stack of graphs.
+        graph: usize,
+        /// The value.
+        id: ValueId,
+    },
+    /// The result of something unsupported, which is noted already.
+    Missing,
+}
+
+/// A graph under construction.
+#[derive(Debug)]
+pub(super) struct Building {
+    pub(super) graph: Graph,
+    /// The enclosing graph's values that the graph reads, in the order of its inputs for them.
+    pub(super) captures: Vec<ValueId>,
+    /// What they are here.
+    captured: HashMap<ValueId, ValueId>,
+}
+
+impl Building {
+    pub(super) fn new(name: &str) -> Self {
+        Self { graph: Graph::new(name), captures: Vec::new(), captured: HashMap::new() }
+    }
+}
+
+/// The state of an import.
+pub(super) struct Importer<'a> {
+    library: &'a Library<'a>,
+    files: Files,
+    decoders: HashMap<(&'static str, &'static str), Vec<&'static DecoderEntry>>,
+    pub(super) graphs: Vec<Building>,
+    pub(super) frames: Vec<HashMap<String, Named>>,
+    pub(super) unsupported: Unsupported,
+}
+
+impl<'a> Importer<'a> {
+    pub(super) fn new(name: &str, library: &'a Library<'a>, files: Files) -> Self {
+        let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
+        for entry in decoders() {
+            by_name.entry((entry.domain, entry.name)).or_default().push(entry);
+        }
+        Self {
+            library,
+            files,
+            decoders: by_name,
+            graphs: vec![Building::new(name)],
+            frames: vec![HashMap::new()],
+            unsupported: Unsupported::default(),
+        }
+    }
+
+    /// The innermost graph.
+    pub(super) fn graph(&mut self) -> &mut Graph {
+        let last = self.graphs.len() - 1;
+        &mut self.graphs[last].graph
+    }
+
+    /// A value of the innermost graph.
+    pub(super) fn local(&self, id: ValueId) -> Named {
+        Named::Value { graph: self.graphs.len() - 1, id }
+    }
+
+    /// Gives a name to something, in the innermost frame.
+    pub(super) fn name(&mut self, name: &str, named: Named) {
+        if let Some(frame) = self.frames.last_mut() {
+            frame.insert(name.to_string(), named);
+        }
+    }
+
+    /// What a name stands for.
+    fn find(&self, name: &str) -> Option<Named> {
+        self.frames.iter().rev().find_map(|frame| frame.get(name)).copied()
+    }
+
+    /// What a name stands for, as a value of the innermost graph; `None` if it is missing.
+    pub(super) fn resolve(&mut self, name: &str) -> Result<Option<ValueId>, UnknownName> {
+        match self.find(name) {
+            None => Err(UnknownName),
+            Some(Named::Missing) => Ok(None),
+            Some(Named::Value { graph, id }) => Ok(Some(self.capture(graph, id))),
+        }
+    }
+
+    /// Makes a value of an enclosing graph one of the innermost graph.
+    fn capture(&mut self, graph: usize, mut id: ValueId) -> ValueId {
+        for inner in graph + 1..self.graphs.len() {
+            if let Some(&known) = self.graphs[inner].captured.get(&id) {
+                id = known;
+                continue;
+            }
+            let value = self.graphs[inner - 1].graph.value(id).clone();
+            let building = &mut self.graphs[inner];
+            let here = if let def @ ValueDef::Constant(_) = value.def {
+                // A copy, so that shape arithmetic in the body folds.
+                building.graph.add_value(value.name, value.ty, def)
+            } else {
+                building.captures.push(id);
+                building.graph.input(value.name, value.ty)
+            };
+            building.graph.values[here.index()].extents = value.extents;
+            building.captured.insert(id, here);
+            id = here;
+        }
+        id
+    }
+
+    /// Defines a graph's initializers. Weights always belong to the model, bodies capture them.
+    pub(super) fn initializers(&mut self, proto: &GraphProto) -> Result<(), ImportError> {
+        let mut seen = HashMap::new();
+        for (i, tensor) in proto.initializer.iter().enumerate() {
+            let name = tensor.name();
+            if let Some(first) = seen.insert(name, i) {
+                return Err(ImportError::Duplicate {
+                    what: "the initializer",
+                    name: name.to_string(),
+                    first: format!("initializer {first}"),
+                    second: format!("initializer {i}"),
+                });
+            }
+            let (ty, def) = self
+                .files
+                .define(tensor)
+                .map_err(|source| ImportError::Initializer { name: name.to_string(), source })?;
+            let named = self.define(name, ty, def);
+            self.name(name, named);
+        }
+        for sparse in &proto.sparse_initializer {
+            let name = sparse.values.as_ref().map_or("", |v| v.name());
+            self.note("", "sparse initializer", Some("store it dense".into()), name.to_string());
+            self.name(name, Named::Missing);
+        }
+        Ok(())
+    }
+
+    fn define(&mut self, name: &str, ty: TensorType, def: ValueDef) -> Named {
+        let graph = match def {
+            ValueDef::Weight(_) => 0,
+            _ => self.graphs.len() - 1,
+        };
+        Named::Value { graph, id: self.graphs[graph].graph.add_value(name, ty, def) }
+    }
+
+    /// Adds a graph's nodes. `defined` says what defines each name of the graph that no node does.
+    pub(super) fn nodes(
+        &mut self,
+        proto: &GraphProto,
+        opsets: &Rc<Opsets>,
+        inputs: &'static str,
+    ) -> Result<(), ImportError> {
+        let mut defined: HashMap<&str, &'static str> = HashMap::new();
+        for input in &proto.input {
+            if defined.insert(input.name(), inputs).is_some() {
+                return Err(ImportError::Duplicate {
+                    what: "the input",
+                    name: input.name().to_string(),
+                    first: inputs.to_string(),
+                    second: inputs.to_string(),
+                });
+            }
+        }
+        let sparse = proto.sparse_initializer.iter().filter_map(|s| s.values.as_ref());
+        for tensor in proto.initializer.iter().chain(sparse) {
+            defined.insert(tensor.name(), "an initializer");
+        }
+        let items = self.library.inline(&proto.node, opsets)?;
+        for item in &items {
+            item.version()?;
+        }
+        let outer = &self.frames[..self.frames.len() - 1];
+        let items = order::sort(items, &defined, |name| {
+            outer.iter().any(|frame| frame.contains_key(name))
+        })?;
+        let infos = proto.value_info.iter().chain(&proto.output);
+        let declared: HashMap<&str, DType> = infos
+            .filter_map(|v| Some((v.name(), types::declared_dtype(v.r#type.as_ref())?)))
+            .collect();
+        for item in order::live(items, &proto.output) {
+            self.node(&item, &declared)?;
+        }
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        item: &Item<'_>,
+        declared: &HashMap<&str, DType>,
+    ) -> Result<(), ImportError> {
+        let marks = (self.graph().nodes.len(), self.graph().values.len());
+        let results = self.results(item)?;
+        let scope = scope::of(&item.node);
+        for node in &mut self.graph().nodes[marks.0..] {
+            if node.scope.is_empty() {
+                node.scope.clone_from(&scope);
+            }
+        }
+        let named = item.node.output.iter().take(item.outputs).enumerate();
+        for (i, name) in named.filter(|(_, name)| !name.is_empty()) {
+            let named = match &results {
+                None => Named::Missing,
+                Some(results) => results.get(i).copied().unwrap_or_else(|| {
+                    let why = format!("its output {i}, `{name}`, is not produced");
+                    self.note_use(item, why);
+                    Named::Missing
+                }),
+            };
+            if let Named::Value { graph, id } = named {
+                if graph + 1 == self.graphs.len() && id.index() >= marks.1 {
+                    self.graph().values[id.index()].name.clone_from(name);
+                }
+                let inferred = self.graphs[graph].graph.ty(id).dtype;
+                if let Some(&declared) = declared.get(name.as_str()).filter(|d| **d != inferred) {
+                    let value = name.clone();
+                    return Err(ImportError::DeclaredType { value, declared, inferred });
+                }
+            }
+            self.name(name, named);
+        }
+        Ok(())
+    }
+
+    /// What a node's outputs are; `None` if something about it is unsupported.
+    fn results(&mut self, item: &Item<'_>) -> Result<Option<Vec<Named>>, ImportError> {
+        let Some(entry) = self.decoder(item)? else { return Ok(None) };
+        let mut inputs = Vec::with_capacity(item.node.input.len());
+        for name in &item.node.input {
+            let value = match name.as_str() {
+                "" => None,
+                name => match self.resolve(name) {
+                    Err(UnknownName) => return Err(undefined(item, name)),
+                    Ok(Some(v)) => Some(v),
+                    Ok(None) => {
+                        self.survey(&item.node, &item.opsets);
+                        return Ok(None);
+                    }
+                },
+            };
+            inputs.push(value);
+        }
+        let graph = &self.graphs[self.graphs.len() - 1].graph;
+        let dynamic = |v: &&ValueId| graph.value(**v).extents == Extents::Dynamic;
+        if let Some(&v) = inputs.iter().flatten().find(dynamic) {
+            let name = &graph.value(v).name;
+            self.note_use(
+                item,
+                format!("the extents of its input `{name}` are only known at run time"),
+            );
+            return Ok(None);
+        }
+        if let Some(weight) = self.constant_node(item)? {
+            return Ok(Some(vec![weight]));
+        }
+        let Some(attributes) = self.attributes(item)? else { return Ok(None) };
+        self.apply(item, entry, inputs, attributes)
+    }
+
+    /// The attributes that are no graphs; `None` if one of them is of an unsupported type.
+    fn attributes(
+        &mut self,
+        item: &Item<'_>,
+    ) -> Result<Option<BTreeMap<String, Attribute>>, ImportError> {
+        let mut attributes = BTreeMap::new();
+        for a in &item.node.attribute {
+            if a.g.is_some() {
+                continue;
+            }
+            let bad = |why: String| ImportError::Attribute {
+                node: item.name(),
+                op_type: item.node.op_type().to_string(),
+                attribute: a.name().to_string(),
+                why,
+            };
+            match attribute::read(a) {
+                Ok(value) => {
+                    if attributes.insert(a.name().to_string(), value).is_some() {
+                        return Err(bad("is given twice".into()));
+                    }
+                }
+                Err(AttributeError::Invalid(why)) => return Err(bad(why)),
+                Err(AttributeError::Unsupported(kind)) => {
+                    self.note_use(item, format!("attribute `{}` of type {kind:?}", a.name()));
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(attributes))
+    }
+
+    /// A Constant whose value is a tensor is treated like an initializer: exporters that write no
+    /// initializers keep their weights so.
+    fn constant_node(&mut self, item: &Item<'_>) -> Result<Option<Named>, ImportError> {
+        if item.node.op_type() != "Constant" || !item.domain().is_empty() {
+            return Ok(None);
+        }
+        let value = item.node.attribute.iter().find(|a| a.name() == "value");
+        let Some(tensor) = value.and_then(|a| a.t.as_deref()) else { return Ok(None) };
+        let (ty, def) = self.files.define(tensor).map_err(|source| ImportError::Attribute {
+            node: item.name(),
+            op_type: "Constant".to_string(),
+            attribute: "value".to_string(),
+            why: source.to_string(),
+        })?;
+        let name = item.node.output.first().map_or("", String::as_str);
+        Ok(Some(self.define(name, ty, def)))
+    }
+
+    fn apply(
+        &mut self,
+        item: &Item<'_>,
+        entry: &'static DecoderEntry,
+        mut inputs: Vec<Option<ValueId>>,
+        mut attributes: BTreeMap<String, Attribute>,
+    ) -> Result<Option<Vec<Named>>, ImportError> {
+        let mut captured = 0;
+        if bodies(&item.node).next().is_some() {
+            match self.control(item, &inputs)? {
+                super::control::Control::Inlined(results) => return Ok(Some(results)),
+                super::control::Control::Unsupported => return Ok(None),
+                super::control::Control::Bodies { bodies, captures } => {
+                    attributes.extend(bodies);
+                    captured = captures.len();
+                    inputs.extend(captures.into_iter().map(Some));
+                }
+            }
+        }
+        let name = item.name();
+        let opset = item.version()?;
+        let mut decoder = Decoder {
+            graph: self.graph(),
+            name: &name,
+            op_type: item.node.op_type(),
+            opset,
+            inputs,
+            captured,
+            outputs: item.outputs,
+            attributes,
+        };
+        match (entry.decode)(&mut decoder) {
+            Ok(values) => Ok(Some(values.into_iter().map(|v| self.local(v)).collect())),
+            Err(e @ OpError::NotConstant { .. }) => {
+                self.note_use(item, e.to_string());
+                Ok(None)
+            }
+            Err(OpError::Unsupported(why)) => {
+                self.note_use(item, why);
+                Ok(None)
+            }
+            Err(source) => Err(op_error(item, source)),
+        }
+    }
+
+    /// The entry that decodes a node, noting it if there is none.
+    fn decoder(&mut self, item: &Item<'_>) -> Result<Option<&'static DecoderEntry>, ImportError> {
+        let version = item.version()?;
+        let entry = self.entry(item.domain(), item.node.op_type(), version);
+        if entry.is_none() {
+            self.survey(&item.node, &item.opsets);
+        }
+        Ok(entry)
+    }
+
+    fn entry(&self, domain: &str, op_type: &str, version: i64) -> Option<&'static DecoderEntry> {
+        let entries = self.decoders.get(&(domain, op_type))?;
+        entries.iter().filter(|e| e.since <= version).max_by_key(|e| e.since).copied()
+    }
+
+    /// Notes a node and those in its bodies, as far as no decoder knows them.
+    fn survey(&mut self, node: &NodeProto, opsets: &Rc<Opsets>) {
+        let mut todo = vec![node];
+        while let Some(node) = todo.pop() {
+            let item = self.library.item(node, opsets);
+            if let Some(item) = item {
+                let version = item.opsets.get(item.domain()).copied().unwrap_or(0);
+                if self.entry(item.domain(), node.op_type(), version).is_none() {
+                    self.note(item.domain(), node.op_type(), None, item.name());
+                }
+            }
+            todo.extend(bodies(node).flat_map(|g| &g.node));
+        }
+    }
+
+    /// Notes that a use of an operator is unsupported.
+    pub(super) fn note_use(&mut self, item: &Item<'_>, why: String) {
+        self.note(item.domain(), item.node.op_type(), Some(why), item.name());
+    }
+
+    fn note(&mut self, domain: &str, op_type: &str, why: Option<String>, node: String) {
+        let (domain, op_type) = (domain.to_string(), op_type.to_string());
+        let nodes = self.unsupported.ops.entry(UnsupportedOp { domain, op_type, why }).or_default();
+        nodes.push(node);
+    }
+
+    /// The innermost graph's outputs. Every output gets the name that the file gives it.
+    pub(super) fn outputs(&mut self, proto: &GraphProto) -> Result<(), ImportError> {
+        for output in &proto.output {
+            let name = output.name();
+            let id = match self.resolve(name) {
+                Ok(Some(id)) => id,
+                Ok(None) => continue,
+                Err(UnknownName) => {
+                    return Err(ImportError::MissingOutput {
+                        graph: proto.name().to_string(),
+                        value: name.to_string(),
+                    });
+                }
+            };
+            let id = self.output(name, id);
+            self.graph().outputs.push(id);
+        }
+        Ok(())
+    }
+
+    /// The value `id` under the name of an output.
+    fn output(&mut self, name: &str, id: ValueId) -> ValueId {
+        let graph = self.graph();
+        let value = graph.value(id).clone();
+        match value.def {
+            _ if value.name == name => id,
+            ValueDef::Node { .. } if !graph.outputs.contains(&id) => {
+                graph.values[id.index()].name = name.to_string();
+                id
+            }
+            def @ ValueDef::Constant(_) => graph.add_value(name, value.ty, def),
+            _ => {
+                let op = Map { f: ScalarFn::Identity }.into();
+                let types = vec![value.ty];
+                graph.push_typed(name, op, &[id], &[name], types, value.extents)[0]
+            }
+        }
+    }
+}
+
+/// A name that no enclosing graph defines.
+#[derive(Debug)]
+pub(super) struct UnknownName;
+
+pub(super) fn undefined(item: &Item<'_>, value: &str) -> ImportError {
+    ImportError::Undefined {
+        node: item.name(),
+        op_type: item.node.op_type().to_string(),
+        value: value.to_string(),
+    }
+}
+
+pub(super) fn op_error(item: &Item<'_>, source: OpError) -> ImportError {
+    ImportError::Op { node: item.name(), op_type: item.node.op_type().to_string(), source }
+}
