@@ -1,1 +1,18 @@
-//! Strategy to rank programs: partition, reshard, liveness and memory plan.
+//! From a strategy to what ranks run.
+//!
+//! ```text
+//! Graph + Strategy ──partition──▶ Program without places ──memory::place──▶ Program
+//! ```
+//!
+//! [`partition()`] does both. It decides nothing: which op is split how, and in which sharding each
+//! value has its home, stands in the strategy; what remains is to make every reshard an explicit
+//! instruction and to give every buffer a place in the arena.
+
+pub mod error;
+pub mod liveness;
+pub mod memory;
+pub mod partition;
+
+pub use error::CodegenError;
+pub use memory::MemoryReport;
+pub use partition::partition;

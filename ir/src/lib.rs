@@ -15,6 +15,7 @@
 //!
 //! Protobuf is seen only in [`onnx`].
 
+pub mod atomic;
 pub mod digest;
 pub mod dtype;
 mod encoding;

@@ -1,1 +1,29 @@
 //! A thin executor of rank programs: it decides nothing.
+//!
+//! * [`Session`] loads a plan for a model, with every rank's slices of the weights, and runs it.
+//! * [`Executor`] and [`execute`] run a bare [`Program`](planc_ir::program::Program).
+//! * [`device`] computes kernels on local buffers. The one device is the CPU.
+//! * [`comm`] moves data between ranks. The one transport is between threads of this process.
+//!
+//! Each rank is a thread with its own arena. Ranks share nothing but the collectives, whose results
+//! do not depend on timing: contributions are combined in the order of the group's ranks. When one
+//! rank fails, all others end, and the error names the rank, the instruction and the node of the
+//! user's model.
+
+pub mod comm;
+pub mod device;
+pub mod error;
+pub mod executor;
+mod operands;
+pub mod region;
+pub mod session;
+mod threads;
+pub mod weights;
+
+pub use error::{CommError, KernelError, RunError, WeightError};
+pub use executor::{Executor, execute};
+pub use session::Session;
+pub use weights::Weights;
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors in files are little-endian and are used in memory as they are");

@@ -44,7 +44,7 @@ pub(super) struct Building {
     /// The enclosing graph's values that the graph reads, in the order of its inputs for them.
     pub(super) captures: Vec<ValueId>,
     /// What they are here.
-    captured: HashMap<ValueId, ValueId>,
+    pub(super) captured: HashMap<ValueId, ValueId>,
 }
 
 impl Building {
@@ -419,7 +419,8 @@ impl<'a> Importer<'a> {
         nodes.push(node);
     }
 
-    /// The innermost graph's outputs. Every output gets the name that the file gives it.
+    /// The innermost graph's outputs. Those of the model get the names that the file gives them; those
+    /// of a body are only told apart by their order.
     pub(super) fn outputs(&mut self, proto: &GraphProto) -> Result<(), ImportError> {
         for output in &proto.output {
             let name = output.name();
@@ -433,7 +434,7 @@ impl<'a> Importer<'a> {
                     });
                 }
             };
-            let id = self.output(name, id);
+            let id = if self.graphs.len() == 1 { self.output(name, id) } else { id };
             self.graph().outputs.push(id);
         }
         Ok(())

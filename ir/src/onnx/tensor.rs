@@ -1,11 +1,10 @@
 //! `TensorProto`: what initializers, attributes and files of test data are made of.
 
 use super::error::TensorError;
-use super::export::write_message;
 use super::types;
 use super::wire::{DataLocation, StringStringEntryProto, TensorProto};
 use crate::tensor::MAX_TENSOR_BYTES;
-use crate::{DType, EvalError, Tensor, TensorType, mapped};
+use crate::{DType, EvalError, Tensor, TensorType, atomic, mapped};
 use bytes::Bytes;
 use prost::Message;
 use std::io;
@@ -47,7 +46,7 @@ pub fn read_tensor(path: &Path) -> Result<(String, Tensor), TensorFileError> {
 /// # Errors
 /// If it cannot be written.
 pub fn write_tensor(path: &Path, name: &str, tensor: &Tensor) -> io::Result<()> {
-    write_message(path, &to_proto(name, tensor))
+    atomic::write(path, &to_proto(name, tensor).encode_to_vec())
 }
 
 /// A tensor as a message, its contents in `raw_data`.

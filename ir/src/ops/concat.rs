@@ -66,7 +66,7 @@ impl OpDef for Concat {
         let Some((first, rest)) = inputs.split_first() else {
             return Err(OpError::InputCount { expected: "1 or more".into(), found: 0 });
         };
-        first.axis(self.axis as i64)?;
+        first.dim(self.axis)?;
         for other in rest {
             same_dtype(first, other)?;
             if self.joined([first, other].into_iter().map(|t| &t.shape[..])).is_none() {

@@ -43,7 +43,7 @@ impl OpDef for Gather {
         _: &[Option<&Tensor>],
     ) -> Result<Vec<TensorType>, OpError> {
         expect_inputs(inputs, 2)?;
-        inputs[0].axis(self.axis as i64)?;
+        inputs[0].dim(self.axis)?;
         if !inputs[1].dtype.is_int() {
             return Err(OpError::UnsupportedType { found: inputs[1].dtype });
         }

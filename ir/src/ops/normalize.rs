@@ -152,7 +152,7 @@ impl OpDef for Normalize {
             return Err(OpError::InputCount { expected, found: inputs.len() });
         }
         let x = &inputs[0];
-        x.axis(self.axis as i64)?;
+        x.dim(self.axis)?;
         if !x.dtype.is_float() {
             return Err(OpError::UnsupportedType { found: x.dtype });
         }

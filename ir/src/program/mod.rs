@@ -67,6 +67,11 @@ pub struct Local {
 }
 
 impl Buffer {
+    /// Bytes of the largest part on any rank; `u64::MAX` when they would overflow.
+    pub fn max_bytes(&self, mesh: &Mesh) -> u64 {
+        TensorType::new(self.ty.dtype, self.sharding.max_local_shape(&self.ty.shape, mesh)).bytes()
+    }
+
     /// The part that the rank at `coord` holds.
     pub fn local(&self, mesh: &Mesh, coord: &[u32]) -> Local {
         let ranges = self.sharding.ranges(&self.ty.shape, mesh, coord);
@@ -105,6 +110,24 @@ pub enum Instr {
         /// To.
         output: BufferId,
     },
+}
+
+impl Instr {
+    /// The buffers that it reads.
+    pub fn reads(&self) -> &[BufferId] {
+        match self {
+            Self::Kernel { inputs, .. } => inputs,
+            Self::Reshard { input, .. } => std::slice::from_ref(input),
+        }
+    }
+
+    /// The buffers that it writes.
+    pub fn writes(&self) -> &[BufferId] {
+        match self {
+            Self::Kernel { outputs, .. } => outputs,
+            Self::Reshard { output, .. } => std::slice::from_ref(output),
+        }
+    }
 }
 
 /// What all ranks of one stage run.

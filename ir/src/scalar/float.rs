@@ -64,7 +64,7 @@ impl ScalarFn {
             F::Mish => x * softplus(x).tanh(),
             F::Gelu => 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2)),
             F::GeluTanh => {
-                let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
+                let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
                 0.5 * x * (1.0 + inner.tanh())
             }
             F::Shrink { bias, lambd } => {

@@ -6,7 +6,7 @@ pub mod rule;
 pub mod spec;
 pub mod strategy;
 
-pub use mesh::{AxisId, Coord, Mesh, MeshAxis};
+pub use mesh::{AxisId, Coord, Mesh, MeshAxis, MeshError};
 pub use rule::{Factor, FactorId, FactorKind, FactorRule, RuleBuilder};
 pub use spec::{DimSharding, ReduceKind, Sharding};
-pub use strategy::{AxisUse, OpStrategy, Strategy};
+pub use strategy::{AxisUse, OpShardings, OpStrategy, Strategy, StrategyError, op_shardings};

@@ -1,7 +1,15 @@
 //! Resharding: the cheapest sequence of steps from one sharding of a tensor to another.
+//!
+//! [`Step::apply`] is the only definition of what a step does to a sharding: the search for paths,
+//! the partitioner and the verifier all go through it. How steps are priced is supplied from outside
+//! ([`StepCost`]).
+
+mod path;
+
+pub use path::{Path, Resharder, reshard, reshard_all, reshard_reduced};
 
 use super::mesh::{AxisId, Mesh};
-use super::spec::{ReduceKind, Sharding};
+use super::spec::{DimSharding, ReduceKind, Sharding};
 use crate::graph::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -89,21 +97,102 @@ impl Step {
     }
 
     /// The sharding after the step, or `None` if it does not apply.
+    ///
+    /// `from` must be a valid sharding of a tensor of shape `shape`, in canonical form; the result is
+    /// one too. The step itself may be anything.
     pub fn apply(&self, from: &Sharding, shape: &[u64], mesh: &Mesh) -> Option<Sharding> {
-        let _ = (from, shape, mesh);
-        None
+        if self.axes().is_empty() || shape.len() != from.dims.len() {
+            return None;
+        }
+        let mut s = from.clone();
+        match self {
+            Self::AllReduce { axes, kind } => take_partial(&mut s, axes, *kind)?,
+            Self::ReduceScatter { axes, dim, kind, unit } => {
+                take_partial(&mut s, axes, *kind)?;
+                push_axes(&mut s, axes, *dim, *unit, shape, mesh)?;
+            }
+            Self::AllGather { axes, dim } => pop_axes(&mut s, axes, *dim, shape, mesh)?,
+            Self::AllToAll { axes, from, to, unit } => {
+                if from == to {
+                    return None;
+                }
+                pop_axes(&mut s, axes, *from, shape, mesh)?;
+                push_axes(&mut s, axes, *to, *unit, shape, mesh)?;
+            }
+            Self::Slice { axes, dim, unit } => {
+                push_axes(&mut s, axes, *dim, *unit, shape, mesh)?;
+            }
+            Self::ToPartial { axes, kind } => {
+                for &a in axes {
+                    if !is_free(&s, a, mesh) {
+                        return None;
+                    }
+                    s.partial.push((a, *kind));
+                }
+                s.partial.sort_unstable();
+            }
+        }
+        Some(s)
     }
 }
 
-/// The cheapest sequence of steps from `from` to `to`, empty if they are equal; `None` if there is
-/// none (a partial value cannot become partial in another way, say).
-pub fn reshard(
-    ty: &TensorType,
-    from: &Sharding,
-    to: &Sharding,
+/// Whether the tensor is replicated over an axis of the mesh.
+fn is_free(s: &Sharding, axis: AxisId, mesh: &Mesh) -> bool {
+    axis.index() < mesh.rank()
+        && s.split_axes().all(|a| a != axis)
+        && s.partial.iter().all(|&(a, _)| a != axis)
+}
+
+/// Removes axes from the partial ones.
+fn take_partial(s: &mut Sharding, axes: &[AxisId], kind: ReduceKind) -> Option<()> {
+    for &a in axes {
+        let i = s.partial.iter().position(|&p| p == (a, kind))?;
+        s.partial.remove(i);
+    }
+    Some(())
+}
+
+/// Removes the least significant axes of a dimension.
+fn pop_axes(
+    s: &mut Sharding,
+    axes: &[AxisId],
+    dim: usize,
+    shape: &[u64],
     mesh: &Mesh,
-    cost: &dyn StepCost,
-) -> Option<(Vec<Step>, f64)> {
-    let _ = (ty, cost, mesh);
-    (from == to).then(|| (Vec::new(), 0.0))
+) -> Option<()> {
+    let d = s.dims.get_mut(dim)?;
+    let kept = d.axes.strip_suffix(axes)?.to_vec();
+    *d = DimSharding { axes: kept, unit: d.unit }.canonical(shape[dim], mesh);
+    Some(())
+}
+
+/// Adds least significant axes to a dimension. Every new part must lie within the old part of the
+/// same rank, so that nothing has to move.
+fn push_axes(
+    s: &mut Sharding,
+    axes: &[AxisId],
+    dim: usize,
+    unit: u64,
+    shape: &[u64],
+    mesh: &Mesh,
+) -> Option<()> {
+    let n = *shape.get(dim)?;
+    if unit == 0 || unit > n.max(1) || !n.is_multiple_of(unit) {
+        return None;
+    }
+    let old = &s.dims[dim];
+    if !old.axes.is_empty()
+        && (DimSharding { axes: old.axes.clone(), unit }).canonical(n, mesh) != *old
+    {
+        return None;
+    }
+    for &a in axes {
+        if !is_free(s, a, mesh) {
+            return None;
+        }
+        s.dims[dim].axes.push(a);
+    }
+    let axes = std::mem::take(&mut s.dims[dim].axes);
+    s.dims[dim] = DimSharding { axes, unit }.canonical(n, mesh);
+    Some(())
 }

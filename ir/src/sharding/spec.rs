@@ -93,7 +93,7 @@ impl DimSharding {
             let parts = u64::from(mesh.group_size(&self.axes));
             let unit = self.unit.max(1);
             let blocks = n / unit;
-            return blocks.div_ceil(parts).saturating_mul(unit).saturating_add(n % unit);
+            return blocks.div_ceil(parts) * unit + n % unit;
         }
         (0..mesh.ranks())
             .map(|r| self.range(n, mesh, &mesh.coord(r)))
@@ -105,19 +105,27 @@ impl DimSharding {
     /// Whether every rank holds the same extent.
     pub fn is_even(&self, n: u64, mesh: &Mesh) -> bool {
         self.axes.iter().all(|&a| mesh.axis(a).shares.is_none())
-            && u64::from(mesh.group_size(&self.axes))
-                .checked_mul(self.unit.max(1))
-                .is_some_and(|block| n % block == 0)
+            && n.is_multiple_of(u64::from(mesh.group_size(&self.axes)) * self.unit.max(1))
     }
 
     /// The same partition with the smallest unit that says it, so that equal partitions are equal
     /// values.
     #[must_use]
     pub fn canonical(mut self, n: u64, mesh: &Mesh) -> Self {
-        if self.axes.is_empty() || self.is_even(n, mesh) {
+        if self.axes.is_empty() || self.is_exact(n, mesh) {
             self.unit = 1;
         }
         self
+    }
+
+    /// Whether every part is exactly its share of the extent, so that the block length does not
+    /// matter.
+    fn is_exact(&self, n: u64, mesh: &Mesh) -> bool {
+        self.axes
+            .iter()
+            .map(|&a| mesh.axis(a).total_share())
+            .try_fold(self.unit.max(1), u64::checked_mul)
+            .is_some_and(|parts| n.is_multiple_of(parts))
     }
 }
 

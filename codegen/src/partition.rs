@@ -1,0 +1,180 @@
+//! Partitioning: one SPMD program out of a graph and a strategy.
+//!
+//! 1. Inputs, weights and constants are loaded in their home sharding; weights and constants that
+//!    nothing reads are not loaded.
+//! 2. A node becomes one kernel on local parts. Its factor rule says which sharding each operand must
+//!    be in; an operand whose home is another gets there by the cheapest path of steps, just before
+//!    the first kernel that needs it.
+//! 3. A value exists at most once in each sharding: consumers share it, and paths share the steps
+//!    that they have in common.
+//! 4. An output that is partial is reduced to whatever sharding is cheapest, unless the program has
+//!    it in a finished form already.
+
+use crate::{CodegenError, memory};
+use planc_ir::program::{Buffer, BufferId, Instr, Program, Slot};
+use planc_ir::sharding::reshard::{Path, Resharder, StepCost, reshard_reduced};
+use planc_ir::sharding::{OpShardings, Sharding, Strategy};
+use planc_ir::{Extents, Graph, NodeId, ValueDef, ValueId};
+
+/// The program that carries out a strategy, with a place for every buffer.
+///
+/// # Errors
+/// If the strategy does not fit the graph, or a value's extents are not known.
+pub fn partition(
+    graph: &Graph,
+    strategy: &Strategy,
+    cost: &dyn StepCost,
+) -> Result<Program, CodegenError> {
+    if let Some(v) = graph.values.iter().find(|v| v.extents == Extents::Dynamic) {
+        return Err(CodegenError::Dynamic { value: v.name.clone() });
+    }
+    let nodes = strategy.check(graph)?;
+    let mut p = Partitioner {
+        graph,
+        strategy,
+        cost,
+        resharder: Resharder::new(&strategy.mesh, cost),
+        forms: vec![Vec::new(); graph.values.len()],
+        program: Program {
+            mesh: strategy.mesh.clone(),
+            buffers: Vec::new(),
+            inputs: Vec::new(),
+            weights: Vec::new(),
+            constants: Vec::new(),
+            instrs: Vec::new(),
+            outputs: Vec::new(),
+            arena_bytes: 0,
+        },
+    };
+    p.load();
+    for (id, shardings) in graph.node_ids().zip(&nodes) {
+        p.node(id, shardings)?;
+    }
+    for &v in &graph.outputs {
+        let buffer = p.finished(v)?;
+        p.program.outputs.push(buffer);
+    }
+    memory::place(&mut p.program)?;
+    Ok(p.program)
+}
+
+struct Partitioner<'a> {
+    graph: &'a Graph,
+    strategy: &'a Strategy,
+    cost: &'a dyn StepCost,
+    resharder: Resharder<'a>,
+    /// The buffers that hold each value, the one in its home sharding first.
+    forms: Vec<Vec<BufferId>>,
+    program: Program,
+}
+
+impl Partitioner<'_> {
+    /// Makes the buffers that are filled before the first instruction.
+    fn load(&mut self) {
+        let mut read = vec![false; self.graph.values.len()];
+        for &v in self.graph.nodes.iter().flat_map(|n| &n.inputs).chain(&self.graph.outputs) {
+            read[v.index()] = true;
+        }
+        for &v in &self.graph.inputs {
+            let buffer = self.home_buffer(v);
+            self.program.inputs.push(buffer);
+        }
+        for v in self.graph.value_ids().filter(|v| read[v.index()]) {
+            match self.graph.value(v).def {
+                ValueDef::Weight(_) => {
+                    let buffer = self.home_buffer(v);
+                    self.program.weights.push(buffer);
+                }
+                ValueDef::Constant(_) => {
+                    let buffer = self.home_buffer(v);
+                    self.program.constants.push(buffer);
+                }
+                ValueDef::Input | ValueDef::Node { .. } => {}
+            }
+        }
+    }
+
+    fn node(&mut self, id: NodeId, shardings: &OpShardings) -> Result<(), CodegenError> {
+        let node = self.graph.node(id);
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for (&v, needed) in node.inputs.iter().zip(&shardings.inputs) {
+            inputs.push(self.form(v, needed, &node.name)?);
+        }
+        let outputs = node.outputs.iter().map(|&v| self.home_buffer(v)).collect();
+        let (node, kernel) = (node.name.clone(), node.op.lower());
+        self.program.instrs.push(Instr::Kernel { node, kernel, inputs, outputs });
+        Ok(())
+    }
+
+    /// The buffer that holds `v` in the sharding that `reader` needs.
+    fn form(
+        &mut self,
+        v: ValueId,
+        needed: &Sharding,
+        reader: &str,
+    ) -> Result<BufferId, CodegenError> {
+        if let Some(buffer) = self.find(v, needed) {
+            return Ok(buffer);
+        }
+        let home = &self.strategy.values[v.index()];
+        match self.resharder.path(self.graph.ty(v), home, needed).cloned() {
+            Some(path) => Ok(self.walk(v, path)),
+            None => Err(self.no_path(v, needed.display(&self.strategy.mesh).to_string(), reader)),
+        }
+    }
+
+    /// A buffer that holds output `v` with nothing left to reduce.
+    fn finished(&mut self, v: ValueId) -> Result<BufferId, CodegenError> {
+        let is_finished = |b: &&BufferId| self.program.buffer(**b).sharding.partial.is_empty();
+        if let Some(&buffer) = self.forms[v.index()].iter().find(is_finished) {
+            return Ok(buffer);
+        }
+        let home = &self.strategy.values[v.index()];
+        match reshard_reduced(self.graph.ty(v), home, &self.strategy.mesh, self.cost) {
+            Some(path) => Ok(self.walk(v, path)),
+            None => Err(self.no_path(v, "reduced".to_string(), "the caller")),
+        }
+    }
+
+    /// Appends the steps that lead away from the home of `v`, except those whose result is there.
+    fn walk(&mut self, v: ValueId, path: Path) -> BufferId {
+        let mut at = self.forms[v.index()][0];
+        for (step, sharding) in path.steps.into_iter().zip(path.shardings) {
+            if let Some(there) = self.find(v, &sharding) {
+                at = there;
+                continue;
+            }
+            let (input, output) = (at, self.add_buffer(v, sharding));
+            self.program.instrs.push(Instr::Reshard { step, input, output });
+            at = output;
+        }
+        at
+    }
+
+    fn find(&self, v: ValueId, sharding: &Sharding) -> Option<BufferId> {
+        let mut forms = self.forms[v.index()].iter().copied();
+        forms.find(|&b| self.program.buffer(b).sharding == *sharding)
+    }
+
+    fn home_buffer(&mut self, v: ValueId) -> BufferId {
+        self.add_buffer(v, self.strategy.values[v.index()].clone())
+    }
+
+    fn add_buffer(&mut self, v: ValueId, sharding: Sharding) -> BufferId {
+        let id = BufferId(self.program.buffers.len() as u32);
+        let value = self.graph.value(v);
+        let (name, ty) = (value.name.clone(), value.ty.clone());
+        self.program.buffers.push(Buffer { name, ty, sharding, slot: Slot::default() });
+        self.forms[v.index()].push(id);
+        id
+    }
+
+    fn no_path(&self, v: ValueId, to: String, reader: &str) -> CodegenError {
+        CodegenError::NoPath {
+            value: self.graph.value(v).name.clone(),
+            from: self.strategy.values[v.index()].display(&self.strategy.mesh).to_string(),
+            to,
+            reader: format!("`{reader}`"),
+        }
+    }
+}

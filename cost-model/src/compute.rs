@@ -1,0 +1,79 @@
+//! Time of one op on one device.
+
+use crate::error::CostError;
+use crate::matmul::MatmulModel;
+use crate::profile::Profile;
+use planc_ir::DType;
+use planc_ir::dtype;
+use planc_ir::ops::{Work, WorkKind};
+
+/// A profile, made ready for millions of evaluations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceModel {
+    name: String,
+    launch_us: f64,
+    bytes_per_us: f64,
+    flops_per_us: f64,
+    convolution_efficiency: f64,
+    usable_bytes: u64,
+    /// In the order of [`dtype::ALL`].
+    matmul: Vec<MatmulModel>,
+}
+
+impl DeviceModel {
+    /// From a profile.
+    pub fn new(profile: &Profile) -> Result<Self, CostError> {
+        profile.validate()?;
+        let matmul = dtype::ALL.iter().map(|&d| {
+            MatmulModel::new(profile, d).ok_or_else(|| CostError::BadProfile {
+                profile: profile.name.clone(),
+                why: format!("`matmul` has no entry for {d}"),
+            })
+        });
+        Ok(Self {
+            name: profile.name.clone(),
+            launch_us: profile.launch_us.value,
+            bytes_per_us: profile.memory.bandwidth_bytes_per_s.value / 1e6,
+            flops_per_us: profile.vector_flops_per_s.value / 1e6,
+            convolution_efficiency: profile.convolution_efficiency.value,
+            usable_bytes: profile.usable_bytes(),
+            matmul: matmul.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The profile's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Memory that a plan may use.
+    pub fn usable_bytes(&self) -> u64 {
+        self.usable_bytes
+    }
+
+    /// Time of an op whose operands have elements of `dtype`.
+    pub fn op_us(&self, work: &Work, dtype: DType) -> f64 {
+        match work.kind {
+            WorkKind::View => 0.0,
+            WorkKind::Memory => {
+                let arithmetic = work.flops / self.flops_per_us;
+                self.launch_us + arithmetic.max(work.bytes / self.bytes_per_us)
+            }
+            WorkKind::Matmul { batch, m, n, k } => {
+                self.product_us(dtype, [batch, m, n, k], work.bytes)
+            }
+            WorkKind::Conv { batch, m, n, k } => {
+                self.product_us(dtype, [batch, m, n, k], work.bytes) / self.convolution_efficiency
+            }
+        }
+    }
+
+    /// Time to read and write `bytes` in all, by one kernel.
+    pub fn traffic_us(&self, bytes: f64) -> f64 {
+        self.launch_us + bytes / self.bytes_per_us
+    }
+
+    fn product_us(&self, dtype: DType, [batch, m, n, k]: [u64; 4], bytes: f64) -> f64 {
+        self.matmul[dtype as usize].us(batch, m, n, k, bytes)
+    }
+}

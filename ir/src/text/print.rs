@@ -1,0 +1,120 @@
+//! Printing. Prints any graph, also one that the verifier rejects, so that it can be looked at.
+
+use super::literal;
+use crate::graph::{Extents, Graph, Node, ValueDef, ValueId, WeightSource};
+use crate::ops::Op;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
+
+/// The textual form of a graph.
+pub fn print(graph: &Graph) -> String {
+    graph.to_string()
+}
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "graph {} {{", quote(&self.name))?;
+        for &id in &self.inputs {
+            source(f, self, id)?;
+        }
+        let listed: BTreeSet<ValueId> = self.inputs.iter().copied().collect();
+        for id in self.value_ids().filter(|id| !listed.contains(id)) {
+            if !matches!(self.value(id).def, ValueDef::Node { .. }) {
+                source(f, self, id)?;
+            }
+        }
+        for n in &self.nodes {
+            node(f, self, n)?;
+        }
+        for id in &self.outputs {
+            writeln!(f, "  output {id}")?;
+        }
+        f.write_str("}\n")
+    }
+}
+
+impl fmt::Display for ValueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// A value that no node defines.
+fn source(f: &mut fmt::Formatter<'_>, graph: &Graph, id: ValueId) -> fmt::Result {
+    write!(f, "  {} = ", def(graph, id))?;
+    match graph.values.get(id.index()).map(|v| &v.def) {
+        Some(ValueDef::Input | ValueDef::Node { .. }) | None => f.write_str("input")?,
+        Some(ValueDef::Constant(t)) => write!(f, "constant {}", literal::print(t))?,
+        Some(ValueDef::Weight(WeightSource::Inline(t))) => {
+            write!(f, "weight {}", literal::print(t))?;
+        }
+        Some(ValueDef::Weight(WeightSource::ModelFile { offset, bytes })) => {
+            write!(f, "weight file({offset}, {bytes})")?;
+        }
+        Some(ValueDef::Weight(WeightSource::External { location, offset, bytes })) => {
+            write!(f, "weight external({}, {offset}, {bytes})", quote(location))?;
+        }
+    }
+    writeln!(f, " : {}", ty(graph, id))
+}
+
+fn node(f: &mut fmt::Formatter<'_>, graph: &Graph, node: &Node) -> fmt::Result {
+    let defs = list(&node.outputs, |v| def(graph, v));
+    let types = list(&node.outputs, |v| ty(graph, v));
+    let inputs = list(&node.inputs, |v| v.to_string());
+    write!(f, "  {defs} = {}({inputs})", node.op.name())?;
+    if let Some(attributes) = attributes(&node.op) {
+        write!(f, " {attributes}")?;
+    }
+    write!(f, " @ {}", quote(&node.name))?;
+    if !node.scope.is_empty() {
+        write!(f, " scope {}", quote(&node.scope))?;
+    }
+    writeln!(f, " : {types}")
+}
+
+/// An op's attributes as JSON, `None` when it has none. The op's own serialised form is
+/// `{"Name":attributes}`; what cannot be serialised prints as an object that does not parse back.
+fn attributes(op: &Op) -> Option<String> {
+    let tagged = match serde_json::to_string(op) {
+        Ok(json) => json,
+        Err(e) => return Some(format!("{{\"unprintable\":{}}}", quote(&e.to_string()))),
+    };
+    let inner = tagged.strip_prefix(&format!("{{{}:", quote(op.name())))?.strip_suffix('}')?;
+    (inner != "{}" && inner != "null").then(|| inner.to_string())
+}
+
+fn def(graph: &Graph, id: ValueId) -> String {
+    let name = graph.values.get(id.index()).map_or("", |v| v.name.as_str());
+    format!("{id} {}", quote(name))
+}
+
+fn ty(graph: &Graph, id: ValueId) -> String {
+    match graph.values.get(id.index()) {
+        None => "undefined".to_string(),
+        Some(v) if v.extents == Extents::Dynamic => format!("{}[*]", v.ty.dtype),
+        Some(v) => v.ty.to_string(),
+    }
+}
+
+fn list(ids: &[ValueId], item: impl Fn(ValueId) -> String) -> String {
+    ids.iter().map(|&v| item(v)).collect::<Vec<_>>().join(", ")
+}
+
+/// As a JSON string.
+fn quote(s: &str) -> String {
+    let mut out = String::with_capacity(s.len() + 2);
+    out.push('"');
+    for c in s.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            // Writing to a string cannot fail.
+            c if c.is_control() => drop(write!(out, "\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}

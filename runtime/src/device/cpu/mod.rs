@@ -1,0 +1,95 @@
+//! Kernels on the CPU: one file a class of kernels.
+//!
+//! A kernel is a function of operands in memory; it knows no rank and no arena. f32 and f64 are
+//! computed in their own type, f16 and bf16 in f32 (rounded when stored), integers in their own type,
+//! wrapping. Long sums are accumulated in f64. The program's verifier guarantees that operands fit
+//! their kernel.
+
+mod conv;
+mod gather;
+mod gemm;
+mod layout;
+mod lrn;
+mod map;
+mod matmul;
+mod normalize;
+mod operand;
+mod pool;
+mod reduce;
+mod reference;
+mod softmax;
+mod strided;
+mod widen;
+mod window;
+
+pub use operand::{In, Out};
+pub use reduce::{combine, fill_neutral};
+
+use crate::KernelError;
+use planc_ir::program::Kernel;
+
+/// Runs a kernel.
+pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Result<(), KernelError> {
+    if let Kernel::Reference { op } = kernel {
+        return reference::run(op, inputs, outputs);
+    }
+    let [out] = outputs else {
+        return Err(KernelError::Operands {
+            kernel: "any",
+            why: format!("{} results instead of one", outputs.len()),
+        });
+    };
+    match (kernel, inputs) {
+        (Kernel::Map { f }, _) => map::run(*f, inputs, out),
+        (Kernel::MatMul { trans_a, trans_b }, [a, b]) => matmul::run(*trans_a, *trans_b, a, b, out),
+        (Kernel::Copy, [x]) => layout::copy(x, out),
+        (Kernel::Transpose { perm }, [x]) => layout::transpose(perm, x, out),
+        (Kernel::Slice { starts, steps }, [x]) => layout::slice(starts, steps, x, out),
+        (Kernel::Concat { axis }, _) => layout::concat(*axis, inputs, out),
+        (Kernel::Pad { before, mode, value }, [x]) => layout::pad(before, *mode, *value, x, out),
+        (Kernel::Fill { value }, []) => layout::fill(*value, out),
+        (Kernel::Reduce { kind, axes }, [x]) => reduce::run(*kind, axes, x, out),
+        (Kernel::Softmax { axis, log }, [x]) => softmax::run(*axis, *log, x, out),
+        (Kernel::Normalize { axis, epsilon, rms }, [x, scale]) => {
+            normalize::run(*axis, *epsilon, *rms, x, scale, None, out)
+        }
+        (Kernel::Normalize { axis, epsilon, rms }, [x, scale, bias]) => {
+            normalize::run(*axis, *epsilon, *rms, x, scale, Some(bias), out)
+        }
+        (Kernel::Conv { window, .. }, [x, weight]) => conv::run(window, x, weight, out),
+        (Kernel::Pool { kind, extents, window }, [x]) => pool::run(*kind, extents, window, x, out),
+        (Kernel::Lrn { size, alpha, beta, bias }, [x]) => {
+            lrn::run(*size, *alpha, *beta, *bias, x, out)
+        }
+        (Kernel::Gather { axis }, [data, indices]) => gather::gather(*axis, data, indices, out),
+        (Kernel::GatherNd { batch_dims }, [data, indices]) => {
+            gather::gather_nd(*batch_dims, data, indices, out)
+        }
+        _ => Err(KernelError::Operands {
+            kernel: kernel_name(kernel),
+            why: format!("{} operands", inputs.len()),
+        }),
+    }
+}
+
+fn kernel_name(kernel: &Kernel) -> &'static str {
+    match kernel {
+        Kernel::Map { .. } => "map",
+        Kernel::MatMul { .. } => "matmul",
+        Kernel::Copy => "copy",
+        Kernel::Transpose { .. } => "transpose",
+        Kernel::Slice { .. } => "slice",
+        Kernel::Concat { .. } => "concat",
+        Kernel::Pad { .. } => "pad",
+        Kernel::Fill { .. } => "fill",
+        Kernel::Reduce { .. } => "reduce",
+        Kernel::Softmax { .. } => "softmax",
+        Kernel::Normalize { .. } => "normalize",
+        Kernel::Conv { .. } => "conv",
+        Kernel::Pool { .. } => "pool",
+        Kernel::Lrn { .. } => "lrn",
+        Kernel::Gather { .. } => "gather",
+        Kernel::GatherNd { .. } => "gather_nd",
+        Kernel::Reference { .. } => "reference",
+    }
+}

@@ -1,0 +1,5 @@
+//! Where kernels run.
+
+pub mod bytes;
+pub mod cpu;
+pub mod element;

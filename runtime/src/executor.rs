@@ -1,0 +1,306 @@
+//! Runs a program: each rank a thread with its own arena, instructions in order.
+
+use crate::comm::local::LocalComm;
+use crate::comm::reshard::Reshard;
+use crate::device::bytes::AlignedBytes;
+use crate::device::cpu::{self, In, Out};
+use crate::operands::Operands;
+use crate::region;
+use crate::threads::on_each_rank;
+use crate::{KernelError, RunError, Weights};
+use planc_ir::program::verify::verify;
+use planc_ir::program::{BufferId, Instr, Kernel, Local, Program};
+use planc_ir::{EvalError, Tensor};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// More ranks than this are not run as threads of one process.
+pub const MAX_RANKS: u64 = 1024;
+
+/// A program with its weights in place, ready to run any number of times.
+#[derive(Debug)]
+pub struct Executor {
+    program: Program,
+    ranks: Vec<Rank>,
+}
+
+/// One rank's memory.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    pub(crate) rank: u32,
+    /// What the rank is doing, for the message if it panics there.
+    pub(crate) place: String,
+    /// This rank's part of each buffer.
+    locals: Vec<Local>,
+    arena: AlignedBytes,
+    weight_bytes_read: u64,
+}
+
+/// A whole tensor as bytes.
+struct Whole {
+    local: Local,
+    bytes: Vec<u8>,
+}
+
+impl Whole {
+    fn new(tensor: &Tensor) -> Self {
+        Self { local: region::whole(tensor.ty()), bytes: tensor.to_bytes() }
+    }
+}
+
+/// Runs a program once. Inputs and results are whole tensors.
+pub fn execute(
+    program: &Program,
+    weights: &dyn Weights,
+    constants: &BTreeMap<String, Tensor>,
+    inputs: &BTreeMap<String, Tensor>,
+) -> Result<Vec<(String, Tensor)>, RunError> {
+    Executor::new(program.clone(), weights, constants)?.run(inputs)
+}
+
+impl Executor {
+    /// Checks a program, makes every rank's arena, and loads its parts of weights and constants.
+    pub fn new(
+        program: Program,
+        weights: &dyn Weights,
+        constants: &BTreeMap<String, Tensor>,
+    ) -> Result<Self, RunError> {
+        check(&program)?;
+        let mut ranks = (0..program.mesh.ranks())
+            .map(|rank| {
+                let coord = program.mesh.coord(rank);
+                let bytes = program.arena_bytes;
+                Ok(Rank {
+                    rank,
+                    place: String::new(),
+                    locals: program
+                        .buffers
+                        .iter()
+                        .map(|b| b.local(&program.mesh, &coord))
+                        .collect(),
+                    arena: AlignedBytes::zeroed(bytes).ok_or(RunError::Memory { rank, bytes })?,
+                    weight_bytes_read: 0,
+                })
+            })
+            .collect::<Result<Vec<Rank>, RunError>>()?;
+        let constants = program
+            .constants
+            .iter()
+            .map(|&id| {
+                let b = program.buffer(id);
+                let tensor = constants
+                    .get(&b.name)
+                    .filter(|t| *t.ty() == b.ty)
+                    .ok_or_else(|| RunError::Constant { name: b.name.clone(), ty: b.ty.clone() })?;
+                Ok((id, Whole::new(tensor)))
+            })
+            .collect::<Result<Vec<_>, RunError>>()?;
+        on_each_rank(&mut ranks, |rank, _| {
+            for (id, whole) in &constants {
+                rank.fill(&program, *id, whole);
+            }
+            for &id in &program.weights {
+                rank.load(&program, id, weights)?;
+            }
+            Ok(())
+        })?;
+        Ok(Self { program, ranks })
+    }
+
+    /// Runs the program. Inputs and results are whole tensors; results come in the program's order.
+    pub fn run(
+        &mut self,
+        inputs: &BTreeMap<String, Tensor>,
+    ) -> Result<Vec<(String, Tensor)>, RunError> {
+        let program = &self.program;
+        let inputs = check_inputs(program, inputs)?;
+        on_each_rank(&mut self.ranks, |rank, comm| {
+            for (id, whole) in &inputs {
+                rank.fill(program, *id, whole);
+            }
+            for (i, instr) in program.instrs.iter().enumerate() {
+                rank.step(program, i, instr, comm)?;
+            }
+            Ok(())
+        })?;
+        program.outputs.iter().map(|&id| self.output(id)).collect()
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// For each rank, how many bytes of weights it read.
+    pub fn weight_bytes_read(&self) -> Vec<u64> {
+        self.ranks.iter().map(|r| r.weight_bytes_read).collect()
+    }
+
+    /// Joins the ranks' parts of an output.
+    fn output(&self, id: BufferId) -> Result<(String, Tensor), RunError> {
+        let (program, buffer) = (&self.program, self.program.buffer(id));
+        let failed = |source| RunError::Output { name: buffer.name.clone(), source };
+        let len = buffer.ty.bytes();
+        let mut bytes = Vec::new();
+        if usize::try_from(len).ok().and_then(|n| bytes.try_reserve_exact(n).ok()).is_none() {
+            let limit_bytes = planc_ir::tensor::MAX_TENSOR_BYTES;
+            return Err(failed(EvalError::TooLarge { bytes: len, limit_bytes }));
+        }
+        bytes.resize(len as usize, 0);
+        let whole = region::whole(&buffer.ty);
+        for rank in &self.ranks {
+            // Of several copies of one part, the one of the lowest rank counts; the others must be
+            // the same, since all ranks run the same instructions.
+            let mut home = program.mesh.coord(rank.rank);
+            for a in program.mesh.axis_ids() {
+                if buffer.sharding.split_axes().all(|s| s != a) {
+                    home[a.index()] = 0;
+                }
+            }
+            let home = program.mesh.rank_at(&home);
+            let part = &rank.arena[rank.range(program, id)];
+            if home == rank.rank {
+                region::copy(&rank.locals[id.index()], part, &whole, &mut bytes);
+            } else {
+                let original = &self.ranks[home as usize];
+                if part != &original.arena[original.range(program, id)] {
+                    let name = buffer.name.clone();
+                    return Err(RunError::Diverged { name, rank: home, replica: rank.rank });
+                }
+            }
+        }
+        let tensor = Tensor::from_bytes(buffer.ty.clone(), &bytes).map_err(failed)?;
+        Ok((buffer.name.clone(), tensor))
+    }
+}
+
+/// Checks what the runtime relies on: everything that can be known before a program runs.
+fn check(program: &Program) -> Result<(), RunError> {
+    let ranks = program.mesh.axes.iter().fold(1u64, |n, a| n.saturating_mul(u64::from(a.size)));
+    if ranks > MAX_RANKS {
+        return Err(RunError::Ranks { ranks, limit: MAX_RANKS });
+    }
+    let findings = verify(program);
+    if findings.is_empty() { Ok(()) } else { Err(RunError::Program { findings }) }
+}
+
+/// The program's inputs, each with its tensor.
+fn check_inputs(
+    program: &Program,
+    inputs: &BTreeMap<String, Tensor>,
+) -> Result<Vec<(BufferId, Whole)>, RunError> {
+    let named: Vec<&str> =
+        program.inputs.iter().map(|&i| program.buffer(i).name.as_str()).collect();
+    if let Some(name) = inputs.keys().find(|n| !named.contains(&n.as_str())) {
+        let inputs = named.iter().map(|n| format!("`{n}`")).collect();
+        return Err(RunError::UnknownInput { name: name.clone(), inputs });
+    }
+    program
+        .inputs
+        .iter()
+        .map(|&id| {
+            let b = program.buffer(id);
+            let (name, ty) = (b.name.clone(), b.ty.clone());
+            match inputs.get(&b.name) {
+                None => Err(RunError::MissingInput { name, ty }),
+                Some(t) if *t.ty() != b.ty => {
+                    Err(RunError::InputType { name, expected: ty, found: t.ty().clone() })
+                }
+                Some(t) => Ok((id, Whole::new(t))),
+            }
+        })
+        .collect()
+}
+
+impl Rank {
+    /// Where this rank's part of a buffer lies in its arena.
+    fn range(&self, program: &Program, id: BufferId) -> Range<usize> {
+        let begin = program.buffer(id).slot.offset as usize;
+        begin..begin + self.locals[id.index()].ty.bytes() as usize
+    }
+
+    /// Copies this rank's part of a whole tensor into its buffer.
+    fn fill(&mut self, program: &Program, id: BufferId, whole: &Whole) {
+        let range = self.range(program, id);
+        region::copy(&whole.local, &whole.bytes, &self.locals[id.index()], &mut self.arena[range]);
+    }
+
+    /// Reads this rank's part of a weight into its buffer.
+    fn load(
+        &mut self,
+        program: &Program,
+        id: BufferId,
+        weights: &dyn Weights,
+    ) -> Result<(), RunError> {
+        let (range, name) = (self.range(program, id), &program.buffer(id).name);
+        let read = weights
+            .read(name, &self.locals[id.index()], &mut self.arena[range])
+            .map_err(|source| RunError::Weight { rank: self.rank, name: name.clone(), source })?;
+        self.weight_bytes_read += read;
+        Ok(())
+    }
+
+    /// Runs one instruction.
+    fn step(
+        &mut self,
+        program: &Program,
+        number: usize,
+        instr: &Instr,
+        comm: &mut LocalComm,
+    ) -> Result<(), RunError> {
+        let rank = self.rank;
+        match instr {
+            Instr::Kernel { node, kernel, inputs, outputs } => {
+                self.place = format!("instruction {number} (node `{node}`)");
+                self.kernel(program, kernel, inputs, outputs).map_err(|source| RunError::Kernel {
+                    rank,
+                    instr: number,
+                    node: node.clone(),
+                    source,
+                })
+            }
+            Instr::Reshard { step, input, output } => {
+                let (from, to) = (program.buffer(*input), program.buffer(*output));
+                self.place = format!("instruction {number} (reshard of `{}`)", from.name);
+                let reshard = Reshard { mesh: &program.mesh, rank, from, to };
+                let ranges = [self.range(program, *input), self.range(program, *output)];
+                let [read, written] = ranges;
+                Operands::split(&mut self.arena, &[read], &[written])
+                    .and_then(|mut o| reshard.run(step, &o.inputs[0], o.outputs[0], comm))
+                    .map_err(|source| RunError::Reshard {
+                        rank,
+                        instr: number,
+                        value: from.name.clone(),
+                        source,
+                    })
+            }
+        }
+    }
+
+    fn kernel(
+        &mut self,
+        program: &Program,
+        kernel: &Kernel,
+        inputs: &[BufferId],
+        outputs: &[BufferId],
+    ) -> Result<(), KernelError> {
+        let read: Vec<_> = inputs.iter().map(|&id| self.range(program, id)).collect();
+        let written: Vec<_> = outputs.iter().map(|&id| self.range(program, id)).collect();
+        if matches!(kernel, Kernel::Copy) && read == written {
+            return Ok(()); // a view of its input: the same bytes in the same place
+        }
+        let operands = Operands::split(&mut self.arena, &read, &written)?;
+        let locals = &self.locals;
+        let inputs: Vec<In<'_>> = inputs
+            .iter()
+            .zip(&operands.inputs)
+            .map(|(id, bytes)| In { local: &locals[id.index()], bytes })
+            .collect();
+        let mut outputs: Vec<Out<'_>> = outputs
+            .iter()
+            .zip(operands.outputs)
+            .map(|(id, bytes)| Out { local: &locals[id.index()], bytes })
+            .collect();
+        cpu::run(kernel, &inputs, &mut outputs)
+    }
+}
