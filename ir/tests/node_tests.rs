@@ -3,6 +3,8 @@
 //! They lie in the optional model folder; without it the test says so and passes. Cases that planc does not
 //! support are listed in `node_tests_unsupported.txt`, which may only get shorter.
 
+#![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
+
 use planc_ir::interp::evaluate;
 use planc_ir::onnx::wire::ModelProto;
 use planc_ir::onnx::{ImportError, ImportOptions, Model, import_bytes, tensor};

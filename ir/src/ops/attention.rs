@@ -48,7 +48,7 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let (qs, ks) = (d.shape(q), d.shape(k));
     let e =
         Extents { batch: qs[0], heads: qs[1], kv_heads: ks[1], queries: qs[2], keys: ks[2] };
-    if e.kv_heads == 0 || e.heads % e.kv_heads != 0 {
+    if e.kv_heads == 0 || !e.heads.is_multiple_of(e.kv_heads) {
         return Err(OpError::ShapeMismatch {
             lhs: qs,
             rhs: ks,

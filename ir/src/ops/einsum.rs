@@ -103,15 +103,13 @@ fn parse(equation: &str, ranks: &[usize]) -> Result<Einsum, OpError> {
         |term: &str, dims: usize| term.replacen("...", &free[most - dims..], 1);
     let inputs: Vec<String> =
         terms.iter().zip(&hidden).map(|(term, &dims)| spelled(term, dims)).collect();
-    let output = match right {
-        Some(right) => spelled(right, most),
-        None => {
-            let times = |l: char| left.matches(l).count();
-            let mut once: Vec<char> = LETTERS.chars().filter(|&l| times(l) == 1).collect();
-            once.sort_unstable();
-            let hidden = if left.contains("...") { &free[..] } else { "" };
-            hidden.chars().chain(once).collect()
-        }
+    let output = if let Some(right) = right {
+        spelled(right, most)
+    } else {
+        let mut once: Vec<char> =
+            LETTERS.chars().filter(|&l| left.matches(l).count() == 1).collect();
+        once.sort_unstable();
+        free.chars().chain(once).collect()
     };
     if !distinct(&output) {
         return Err(bad(format!("the output {output:?} has a letter twice")));

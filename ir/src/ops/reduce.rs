@@ -37,7 +37,7 @@ pub const DECODERS: &[DecoderEntry] = &[
     DecoderEntry::onnx("ReduceMax", 1, |d| plain(d, ReduceKind::Max)),
     DecoderEntry::onnx("ReduceMin", 1, |d| plain(d, ReduceKind::Min)),
     DecoderEntry::onnx("ReduceProd", 1, |d| plain(d, ReduceKind::Prod)),
-    DecoderEntry::onnx("ReduceMean", 1, |d| composed(d, |d, x, axes| d.mean(x, axes))),
+    DecoderEntry::onnx("ReduceMean", 1, |d| composed(d, mean)),
     DecoderEntry::onnx("ReduceL1", 1, |d| {
         composed(d, |d, x, axes| {
             let x = d.map(F::Abs, &[x])?;
@@ -58,7 +58,7 @@ pub const DECODERS: &[DecoderEntry] = &[
         })
     }),
     DecoderEntry::onnx("ReduceLogSumExp", 1, |d| composed(d, log_sum_exp)),
-    DecoderEntry::onnx("GlobalAveragePool", 1, |d| global(d, |d, x, axes| d.mean(x, axes))),
+    DecoderEntry::onnx("GlobalAveragePool", 1, |d| global(d, mean)),
     DecoderEntry::onnx("GlobalMaxPool", 1, |d| {
         global(d, |d, x, axes| d.reduce(ReduceKind::Max, x, axes))
     }),
@@ -107,6 +107,10 @@ fn global(
         return Err(OpError::Rank { index: 0, found: rank, expected: "3 or more".into() });
     }
     Ok(vec![f(d, x, &(2..rank).collect::<Vec<_>>())?])
+}
+
+fn mean(d: &mut Decoder<'_>, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {
+    d.mean(x, axes)
 }
 
 fn sum_square(d: &mut Decoder<'_>, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {

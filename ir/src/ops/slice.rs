@@ -92,21 +92,21 @@ fn decode_split(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let axis = ty.axis(d.int_or("axis", 0)?)?;
     let n = ty.shape[axis];
     let bad = |why: String| OpError::BadAttribute { name: "split", why };
-    let parts = match d.ints_or_input("split", 1, "it decides the outputs' shapes")? {
-        Some(parts) => parts
+    let listed = d.ints_or_input("split", 1, "it decides the outputs' shapes")?;
+    let parts = if let Some(parts) = listed {
+        parts
             .iter()
             .map(|&p| u64::try_from(p).map_err(|_| bad(format!("a part of {p}"))))
-            .collect::<Result<Vec<_>, _>>()?,
-        None => {
-            let count = d.int_or("num_outputs", d.outputs as i64)?;
-            let count = u64::try_from(count).ok().filter(|&c| c > 0 && c == d.outputs as u64);
-            let count = count.ok_or_else(|| OpError::BadAttribute {
-                name: "num_outputs",
-                why: format!("the node has {} outputs", d.outputs),
-            })?;
-            let part = n.div_ceil(count);
-            (0..count).map(|i| part.min(n.saturating_sub(i.saturating_mul(part)))).collect()
-        }
+            .collect::<Result<Vec<_>, _>>()?
+    } else {
+        let count = d.int_or("num_outputs", d.outputs as i64)?;
+        let count = u64::try_from(count).ok().filter(|&c| c > 0 && c == d.outputs as u64);
+        let count = count.ok_or_else(|| OpError::BadAttribute {
+            name: "num_outputs",
+            why: format!("the node has {} outputs", d.outputs),
+        })?;
+        let part = n.div_ceil(count);
+        (0..count).map(|i| part.min(n.saturating_sub(i.saturating_mul(part)))).collect()
     };
     let total = parts.iter().try_fold(0u64, |sum, &p| sum.checked_add(p));
     if total != Some(n) || parts.len() < d.outputs {
