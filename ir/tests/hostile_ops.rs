@@ -1,5 +1,5 @@
-//! Whatever attributes and inputs a node has, decoding it gives ops or an error and never panics; nor do the rules,
-//! the work and the kernels of what it gave.
+//! Whatever attributes and inputs a node has, decoding it gives ops or an error and never panics;
+//! nor do the rules, the work and the kernels of what it gave.
 
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 
@@ -71,7 +71,7 @@ struct Fuzz(Random);
 
 impl Fuzz {
     fn below(&mut self, n: usize) -> usize {
-        (((self.0.next() + 1.0) / 2.0 * n as f64) as usize).min(n - 1)
+        ((self.0.next() + 1.0) * 0.5 * n as f64) as usize % n
     }
 
     fn of<T: Copy>(&mut self, list: &[T]) -> T {

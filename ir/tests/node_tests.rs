@@ -1,7 +1,7 @@
 //! ONNX's own node tests: each is a model of one node with inputs and expected outputs.
 //!
-//! They lie in the optional model folder; without it the test says so and passes. Cases that planc does not
-//! support are listed in `node_tests_unsupported.txt`, which may only get shorter.
+//! They lie in the optional model folder; without it the test says so and passes. Cases that planc
+//! does not support are listed in `node_tests_unsupported.txt`, which may only get shorter.
 
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 
@@ -27,8 +27,9 @@ struct Tolerance {
     relative: f64,
 }
 
-/// Cases whose expected values were computed with every intermediate result rounded to a 16-bit type. Evaluating in
-/// f64 and rounding each node's result once may differ from them by two units in the last place.
+/// Cases whose expected values were computed with every intermediate result rounded to a 16-bit
+/// type. Evaluating in f64 and rounding each node's result once may differ from them by two units
+/// in the last place.
 const ROUNDED_AT_EACH_STEP: [&str; 6] = [
     "test_attention_3d_causal_bf16",
     "test_attention_4d_attn_mask_causal_bf16",
@@ -65,9 +66,9 @@ fn needs_constants(result: &Result<Model, ImportError>) -> bool {
     }
 }
 
-/// Imports a case's model and says how many of its inputs are still inputs: where a shape depends on them, all
-/// but the first become constants, or all. Cases of opsets that planc does not read are taken to be of the nearest
-/// that it does; the node's meaning is the same.
+/// Imports a case's model and says how many of its inputs are still inputs: where a shape depends
+/// on them, all but the first become constants, or all. Cases of opsets that planc does not read
+/// are taken to be of the nearest that it does; the node's meaning is the same.
 fn import(mut model: ModelProto, inputs: &[Tensor]) -> Result<(Model, usize), ImportError> {
     let options = ImportOptions::default();
     let mut result = import_bytes(model.encode_to_vec(), &options);

@@ -1,5 +1,5 @@
-//! Factor rules against semantics: whatever a rule allows, evaluating each rank's part and putting the parts
-//! together again gives what evaluating the whole gives.
+//! Factor rules against semantics: whatever a rule allows, evaluating each rank's part and putting
+//! the parts together again gives what evaluating the whole gives.
 
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 
@@ -44,8 +44,8 @@ fn part(t: &Tensor, ranges: &[Range<u64>]) -> Tensor {
     t.select(shape.clone(), at).unwrap()
 }
 
-/// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a lookup
-/// knows which rows of the table it holds.
+/// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a
+/// lookup knows which rows of the table it holds.
 fn evaluate_part(
     op: &Op,
     inputs: &[Tensor],
@@ -79,8 +79,8 @@ fn evaluate_part(
     op.eval(&inputs.iter().collect::<Vec<_>>()).unwrap()
 }
 
-/// The parts of an input on each rank: slices, and random contributions to a partial sum, which are the same
-/// on ranks that differ only along other axes.
+/// The parts of an input on each rank: slices, and random contributions to a partial sum, which are
+/// the same on ranks that differ only along other axes.
 fn scatter(t: &Tensor, sharding: &Sharding, mesh: &Mesh, random: &mut Random) -> Vec<Tensor> {
     let mut contributions = vec![None; mesh.ranks() as usize];
     contributions[0] = Some(t.clone());

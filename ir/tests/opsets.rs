@@ -1,4 +1,5 @@
-//! Operators whose attributes became inputs, or whose meaning changed: the old form decodes to what the new one does.
+//! Operators whose attributes became inputs, or whose meaning changed: the old form decodes to what
+//! the new one does.
 
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 

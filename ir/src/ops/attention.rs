@@ -1,8 +1,9 @@
 //! Scaled dot-product attention, decoded into matrix products, elementwise ops and a softmax.
 //!
 //! - **ONNX**: Attention (since 23).
-//! - **Semantics**: `softmax(Q·Kᵀ·scale + mask) · V` for each head. Groups of query heads may share a key and value
-//!   head. Keys and values may come after those of earlier calls. A query that may look at no key gets 0.
+//! - **Semantics**: `softmax(Q·Kᵀ·scale + mask) · V` for each head. Groups of query heads may share
+//!   a key and value head. Keys and values may come after those of earlier calls. A query that may
+//!   look at no key gets 0.
 
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry, element_type};
@@ -121,8 +122,8 @@ fn heads(d: &mut Decoder<'_>, index: usize, name: &'static str) -> Result<ValueI
     }
 }
 
-/// The product of something of each query head with something of its key and value head. Query heads
-/// that share one are a dimension of their own, along which the other side is broadcast.
+/// The product of something of each query head with something of its key and value head. Query
+/// heads that share one are a dimension of their own, along which the other side is broadcast.
 fn product(
     d: &mut Decoder<'_>,
     e: &Extents,

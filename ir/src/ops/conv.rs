@@ -1,10 +1,10 @@
 //! Convolution.
 //!
 //! - **ONNX**: Conv (since 1; its bias becomes an addition).
-//! - **Semantics**: `out[n, m, p..] = Σ_{c, w..} x[n, c, p·stride + w·dilation - before] · weight[m, c, w..]`
-//!   within each group of channels; the input is 0 outside.
-//! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum, spatial
-//!   dimensions stay whole. Linear in either operand.
+//! - **Semantics**: `out[n, m, p..] = Σ_{c, w..} x[n, c, p·stride + w·dilation - before] ·
+//!   weight[m, c, w..]` within each group of channels; the input is 0 outside.
+//! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum,
+//!   spatial dimensions stay whole. Linear in either operand.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;

@@ -144,7 +144,8 @@ impl Decoder<'_> {
         self.graph.constant_of(v).cloned().ok_or(OpError::NotConstant { index, why })
     }
 
-    /// A list of integers that was an attribute at first and became input `index` later: whichever is there.
+    /// A list of integers that was an attribute at first and became input `index` later: whichever
+    /// is there.
     pub fn ints_or_input(
         &self,
         name: &'static str,

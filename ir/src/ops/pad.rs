@@ -1,6 +1,7 @@
 //! Padding and cropping.
 //!
-//! - **ONNX**: Pad (since 2; widths and value are attributes before 11, axes may be listed since 18).
+//! - **ONNX**: Pad (since 2; widths and value are attributes before 11, axes may be listed since
+//!   18).
 //! - **Semantics**: each dimension gets `before` and `after` elements; negative widths crop.
 //! - **Split**: dimensions without padding are parallel, the others whole. Linear unless a constant
 //!   other than 0 is written.

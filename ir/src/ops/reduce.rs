@@ -1,11 +1,12 @@
 //! Reductions over dimensions.
 //!
-//! - **ONNX**: ReduceSum, ReduceMax, ReduceMin, ReduceProd (axes are an attribute until 11 or 17, an input
-//!   since), and made of them ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare, ReduceLogSum,
-//!   ReduceLogSumExp, GlobalAveragePool, GlobalMaxPool.
-//! - **Semantics**: elements along `axes` combine; of none at all, the result is the neutral element.
-//! - **Split**: reduced dimensions give partial results of the same kind, the others are parallel. A
-//!   sum is linear.
+//! - **ONNX**: ReduceSum, ReduceMax, ReduceMin, ReduceProd (axes are an attribute until 11 or 17,
+//!   an input since), and made of them ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare,
+//!   ReduceLogSum, ReduceLogSumExp, GlobalAveragePool, GlobalMaxPool.
+//! - **Semantics**: elements along `axes` combine; of none at all, the result is the neutral
+//!   element.
+//! - **Split**: reduced dimensions give partial results of the same kind, the others are parallel.
+//!   A sum is linear.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::reshape::distinct_axes;
@@ -79,8 +80,8 @@ fn plain(d: &mut Decoder<'_>, kind: ReduceKind) -> Outputs {
     composed(d, |d, x, axes| d.reduce(kind, x, axes))
 }
 
-/// A reduction that keeps dimensions, then drops them if the node says so. With no axes to reduce the
-/// function still applies to each element by itself.
+/// A reduction that keeps dimensions, then drops them if the node says so. With no axes to reduce
+/// the function still applies to each element by itself.
 fn composed(
     d: &mut Decoder<'_>,
     f: impl Fn(&mut Decoder<'_>, ValueId, &[usize]) -> Result<ValueId, OpError>,

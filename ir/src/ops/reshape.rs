@@ -37,8 +37,8 @@ fn decode_reshape(d: &mut Decoder<'_>) -> Outputs {
     Ok(vec![d.reshape(x, shape)?])
 }
 
-/// The extents that a Reshape asks for: 0 copies the input's extent unless `allow_zero`, one -1 stands for
-/// what is left.
+/// The extents that a Reshape asks for: 0 copies the input's extent unless `allow_zero`, one -1
+/// stands for what is left.
 fn resolve(from: &TensorType, wanted: &[i64], allow_zero: bool) -> Result<Vec<u64>, OpError> {
     let bad = |why: String| OpError::BadAttribute { name: "shape", why };
     let mut unknown = None;
@@ -128,7 +128,8 @@ const FACTORS: [&str; 16] = [
 type Products = Vec<Vec<usize>>;
 
 /// Decomposes two shapes of equal element count into common factors: the extents of the factors,
-/// whether each may be split, and for each dimension of each side its factors, most significant first.
+/// whether each may be split, and for each dimension of each side its factors, most significant
+/// first.
 ///
 /// Both shapes are walked from the front. While the pending parts of two dimensions share their
 /// greatest common divisor as a most significant factor, it is split off; what remains incompatible

@@ -60,8 +60,8 @@ fn reach(extent: u64, dilation: u64) -> u128 {
     u128::from(extent.saturating_sub(1)) * u128::from(dilation) + 1
 }
 
-/// The output's spatial extents. With `ceil`, a last window that is cut off counts if it starts inside
-/// the input or the padding before it.
+/// The output's spatial extents. With `ceil`, a last window that is cut off counts if it starts
+/// inside the input or the padding before it.
 pub fn output(
     spatial: &[u64],
     extents: &[u64],
@@ -92,8 +92,8 @@ pub fn output(
     (0..rank).map(extent).collect()
 }
 
-/// The elements of a window that lie inside the input: pairs of their index in the window and in the input,
-/// both row-major. `at` is the output position.
+/// The elements of a window that lie inside the input: pairs of their index in the window and in
+/// the input, both row-major. `at` is the output position.
 pub fn taps(
     at: &[usize],
     spatial: &[u64],

@@ -4,8 +4,8 @@ use super::ScalarFn;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 impl ScalarFn {
-    /// The function on floats, bool results as 0 and 1. Missing operands count as NaN. Functions that exist on
-    /// integers only (see [`ScalarFn::accepts`]) give NaN.
+    /// The function on floats, bool results as 0 and 1. Missing operands count as NaN. Functions
+    /// that exist on integers only (see [`ScalarFn::accepts`]) give NaN.
     #[allow(clippy::float_cmp)] // the functions are defined so
     #[allow(clippy::match_same_arms)] // each line is one function
     pub fn apply(self, args: &[f64]) -> f64 {

@@ -1,7 +1,7 @@
 //! Scalar functions on integers and bools.
 //!
-//! Arguments of any integer type fit into i128; results wrap to the type in which they are stored, so that
-//! every wrapping operation here is right modulo 2^64 and thus for every type.
+//! Arguments of any integer type fit into i128; results wrap to the type in which they are stored,
+//! so that every wrapping operation here is right modulo 2^64 and thus for every type.
 
 use super::ScalarFn;
 use crate::EvalError;
