@@ -1,5 +1,6 @@
 //! The verifier and the textual form on real models: every one that imports has no findings, and parses
 //! back equal from its text.
+#![allow(clippy::print_stderr)] // says aloud what is left out
 
 use planc_ir::onnx::{ImportError, ImportOptions, import};
 use planc_ir::text::{parse, print};
