@@ -8,6 +8,7 @@ use crate::operands::Operands;
 use crate::region;
 use crate::threads::on_each_rank;
 use crate::{KernelError, RunError, Weights};
+use planc_ir::program::verify::verify;
 use planc_ir::program::{BufferId, Instr, Kernel, Local, Program};
 use planc_ir::{EvalError, Tensor};
 use std::collections::BTreeMap;
@@ -173,13 +174,14 @@ impl Executor {
     }
 }
 
-/// Checks what the runtime relies on.
+/// Checks what the runtime relies on: everything that can be known before a program runs.
 fn check(program: &Program) -> Result<(), RunError> {
     let ranks = program.mesh.axes.iter().fold(1u64, |n, a| n.saturating_mul(u64::from(a.size)));
     if ranks > MAX_RANKS {
         return Err(RunError::Ranks { ranks, limit: MAX_RANKS });
     }
-    Ok(())
+    let findings = verify(program);
+    if findings.is_empty() { Ok(()) } else { Err(RunError::Program { findings }) }
 }
 
 /// The program's inputs, each with its tensor.

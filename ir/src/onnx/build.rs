@@ -38,13 +38,19 @@ pub(super) enum Named {
 }
 
 /// A graph under construction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Building {
     pub(super) graph: Graph,
     /// The enclosing graph's values that the graph reads, in the order of its inputs for them.
     pub(super) captures: Vec<ValueId>,
     /// What they are here.
     pub(super) captured: HashMap<ValueId, ValueId>,
+}
+
+impl Building {
+    pub(super) fn new(name: &str) -> Self {
+        Self { graph: Graph::new(name), captures: Vec::new(), captured: HashMap::new() }
+    }
 }
 
 /// The state of an import.
@@ -63,12 +69,11 @@ impl<'a> Importer<'a> {
         for entry in decoders() {
             by_name.entry((entry.domain, entry.name)).or_default().push(entry);
         }
-        let root = Building { graph: Graph::new(name), ..Building::default() };
         Self {
             library,
             files,
             decoders: by_name,
-            graphs: vec![root],
+            graphs: vec![Building::new(name)],
             frames: vec![HashMap::new()],
             unsupported: Unsupported::default(),
         }
@@ -115,13 +120,12 @@ impl<'a> Importer<'a> {
             }
             let value = self.graphs[inner - 1].graph.value(id).clone();
             let building = &mut self.graphs[inner];
-            let here = match value.def {
+            let here = if let def @ ValueDef::Constant(_) = value.def {
                 // A copy, so that shape arithmetic in the body folds.
-                def @ ValueDef::Constant(_) => building.graph.add_value(value.name, value.ty, def),
-                _ => {
-                    building.captures.push(id);
-                    building.graph.input(value.name, value.ty)
-                }
+                building.graph.add_value(value.name, value.ty, def)
+            } else {
+                building.captures.push(id);
+                building.graph.input(value.name, value.ty)
             };
             building.graph.values[here.index()].extents = value.extents;
             building.captured.insert(id, here);
@@ -415,7 +419,8 @@ impl<'a> Importer<'a> {
         nodes.push(node);
     }
 
-    /// The innermost graph's outputs. Every output gets the name that the file gives it.
+    /// The innermost graph's outputs. Those of the model get the names that the file gives them; those
+    /// of a body are only told apart by their order.
     pub(super) fn outputs(&mut self, proto: &GraphProto) -> Result<(), ImportError> {
         for output in &proto.output {
             let name = output.name();
@@ -429,7 +434,7 @@ impl<'a> Importer<'a> {
                     });
                 }
             };
-            let id = self.output(name, id);
+            let id = if self.graphs.len() == 1 { self.output(name, id) } else { id };
             self.graph().outputs.push(id);
         }
         Ok(())

@@ -11,6 +11,7 @@
 pub mod decode;
 pub mod factors;
 pub mod lanes;
+pub mod scatter;
 pub mod window;
 pub mod work;
 
@@ -97,13 +98,18 @@ op_table! {
     ops:
         // Contractions.
         matmul::MatMul,
+        einsum::Einsum,
         conv::Conv,
         // Elementwise.
         map::Map,
         fill::Fill,
         expand::Expand,
+        trilu::Trilu,
         // Reductions and normalisation.
         reduce::Reduce,
+        arg_reduce::ArgReduce,
+        cumsum::CumSum,
+        top_k::TopK,
         softmax::Softmax,
         normalize::Normalize,
         pool::Pool,
@@ -116,6 +122,9 @@ op_table! {
         pad::Pad,
         // Indexing.
         gather::Gather,
+        gather_elements::GatherElements,
+        scatter_elements::ScatterElements,
+        scatter_nd::ScatterNd,
         gather_nd::GatherNd,
         // Control flow.
         if_op::If,
@@ -123,11 +132,14 @@ op_table! {
     // Files that only decode: ONNX operators that are made of the ops above.
     composites:
         activation,
+        attention,
         batch_norm,
         constant,
         elementwise,
         gemm,
         group_norm,
+        one_hot,
+        rotary_embedding,
         tile;
 }
 

@@ -131,8 +131,8 @@ pub enum Kernel {
         /// Leading dimensions shared by both.
         batch_dims: usize,
     },
-    /// Evaluates an op by its reference semantics, on the host. For ops without a kernel of their
-    /// own; their operands are whole.
+    /// Evaluates an op by its reference semantics, on the host, on the rank's parts. For ops without a
+    /// kernel of their own; their rules split only dimensions that their attributes do not mention.
     Reference {
         /// The op.
         op: Box<Op>,

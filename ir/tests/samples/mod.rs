@@ -1,11 +1,15 @@
 //! One or more applications of every op, small and with extents that do not divide evenly.
 
 use planc_ir::ops::Op;
+use planc_ir::ops::arg_reduce::ArgReduce;
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
+use planc_ir::ops::cumsum::CumSum;
+use planc_ir::ops::einsum::Einsum;
 use planc_ir::ops::expand::Expand;
 use planc_ir::ops::fill::Fill;
 use planc_ir::ops::gather::Gather;
+use planc_ir::ops::gather_elements::GatherElements;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
@@ -15,9 +19,14 @@ use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
+use planc_ir::ops::scatter::Update;
+use planc_ir::ops::scatter_elements::ScatterElements;
+use planc_ir::ops::scatter_nd::ScatterNd;
 use planc_ir::ops::slice::{Cut, Slice};
 use planc_ir::ops::softmax::Softmax;
+use planc_ir::ops::top_k::TopK;
 use planc_ir::ops::transpose::Transpose;
+use planc_ir::ops::trilu::Trilu;
 use planc_ir::program::kernel::PadMode;
 use planc_ir::program::{PoolKind, Window};
 use planc_ir::scalar::ScalarFn;
@@ -162,5 +171,36 @@ pub fn all() -> Vec<Sample> {
     add(GatherNd { batch_dims: 1 }.into(), vec![x(&[2, 4, 5]), at]);
     let at = ints(&[5, 2], &[0, 1, 2, -1, 1, 0, 0, 0, -3, 3]);
     add(GatherNd { batch_dims: 0 }.into(), vec![x(&[3, 4, 5]), at]);
+
+    for (exclusive, reverse) in [(false, false), (true, true)] {
+        add(CumSum { axis: 1, exclusive, reverse }.into(), vec![x(&[5, 4])]);
+    }
+    add(Trilu { upper: true, k: 1 }.into(), vec![x(&[5, 3, 4])]);
+    add(Trilu { upper: false, k: 0 }.into(), vec![x(&[4, 3])]);
+    add(TopK { axis: 1, k: 2, largest: true }.into(), vec![x(&[3, 5, 2])]);
+    add(TopK { axis: 0, k: 3, largest: false }.into(), vec![x(&[3, 5])]);
+    for keep in [true, false] {
+        let arg = ArgReduce { axis: 1, largest: keep, keep, last: false };
+        add(arg.into(), vec![x(&[5, 3, 2])]);
+    }
+    let at = ints(&[5, 2], &[0, 3, -1, 2, 2, 1, 0, 0, 3, -4]);
+    add(GatherElements { axis: 1 }.into(), vec![x(&[5, 4]), at.clone()]);
+    add(GatherElements { axis: 1 }.into(), vec![x(&[6, 4]), at.clone()]);
+    for update in [Update::Set, Update::Add, Update::Mul, Update::Max, Update::Min] {
+        let inputs = vec![x(&[5, 4]), at.clone(), x(&[5, 2])];
+        add(ScatterElements { axis: 1, update }.into(), inputs);
+        let at = ints(&[3, 1], &[1, -1, 1]);
+        add(ScatterNd { update }.into(), vec![x(&[3, 5]), at, x(&[3, 5])]);
+    }
+    for (inputs, output, shapes) in [
+        (vec!["bij", "jk"], "kbi", vec![vec![2, 3, 5], vec![5, 4]]),
+        (vec!["ab", "ac", "ad"], "bd", vec![vec![5, 2], vec![5, 3], vec![5, 4]]),
+        (vec!["bii"], "bi", vec![vec![3, 4, 4]]),
+        (vec!["ij", "ij"], "i", vec![vec![3, 5], vec![1, 5]]),
+    ] {
+        let inputs = inputs.into_iter().map(String::from).collect();
+        let op = Einsum { inputs, output: output.to_string() };
+        add(op.into(), shapes.iter().map(|s| x(s)).collect());
+    }
     samples
 }
