@@ -4,9 +4,8 @@
 
 mod cli;
 
-use clap::Parser as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::Cli::parse().run()
+    cli::Cli::from_args(std::env::args_os()).run()
 }

@@ -10,18 +10,19 @@ mod progress;
 mod run;
 mod verify;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use error::CliError;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Plans how to split a neural network over many GPUs, and runs the plan.
 #[derive(Debug, Parser)]
-#[command(name = "planc", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(name = "planc", version, arg_required_else_help = true)]
+#[command(override_usage = "planc MODEL --gpus N [OPTIONS]\n       planc VERB [ARGUMENTS]")]
+#[command(after_help = "A model with no verb is planned: `planc help plan` lists the options.")]
 pub struct Cli {
     #[command(subcommand)]
-    verb: Option<Verb>,
-    #[command(flatten)]
-    plan: Option<plan::Args>,
+    verb: Verb,
 }
 
 #[derive(Debug, Subcommand)]
@@ -48,15 +49,28 @@ enum Outcome {
 }
 
 impl Cli {
+    /// Reads the command line; where it names no verb, `plan` is meant.
+    pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Self {
+        let mut args: Vec<OsString> = args.into_iter().collect();
+        let command = Self::command();
+        let is_verb = |arg: &OsString| {
+            let own = ["help", "--help", "-h", "--version", "-V"];
+            own.iter().any(|a| arg == a) || command.get_subcommands().any(|c| arg == c.get_name())
+        };
+        if args.get(1).is_some_and(|first| !is_verb(first)) {
+            args.insert(1, "plan".into());
+        }
+        Self::parse_from(args)
+    }
+
     /// Runs the verb and says how the process shall end: 0 for yes, 1 for no, 2 for an error.
     pub fn run(self) -> ExitCode {
-        let result = match (self.verb, self.plan) {
-            (Some(Verb::Plan(args)), _) | (None, Some(args)) => plan::run(&args),
-            (Some(Verb::Run(args)), _) => run::run(&args),
-            (Some(Verb::Verify(args)), _) => verify::run(&args),
-            (Some(Verb::Ops(args)), _) => ops::run(&args),
-            (Some(Verb::Model(args)), _) => model::run(&args),
-            (None, None) => return ExitCode::from(2),
+        let result = match self.verb {
+            Verb::Plan(args) => plan::run(&args),
+            Verb::Run(args) => run::run(&args),
+            Verb::Verify(args) => verify::run(&args),
+            Verb::Ops(args) => ops::run(&args),
+            Verb::Model(args) => model::run(&args),
         };
         match result {
             Ok(Outcome::Good) => ExitCode::SUCCESS,
