@@ -233,8 +233,10 @@ impl<'a> Walk<'a> {
                 && has(&rule.inputs[*computed], f)
         })?;
         let home = self.homes[node.inputs[*computed].index()].as_ref()?;
-        let mut contracted_dims =
-            rule.inputs[*computed].iter().zip(&home.dims).filter(|(dim, _)| dim.contains(&contracted));
+        let mut contracted_dims = rule.inputs[*computed]
+            .iter()
+            .zip(&home.dims)
+            .filter(|(dim, _)| dim.contains(&contracted));
         if contracted_dims.any(|(_, d)| self.tensor.is_some_and(|t| d.axes.contains(&t))) {
             return Some(contracted);
         }

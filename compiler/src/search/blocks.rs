@@ -101,7 +101,8 @@ impl Finder<'_> {
                 if length < period {
                     continue;
                 }
-                let run = self.extended(Run { start: run_start, nodes: length + period, period }, lo);
+                let run =
+                    self.extended(Run { start: run_start, nodes: length + period, period }, lo);
                 let shared = |r: &Run| r.nodes - r.period;
                 if best.as_ref().is_none_or(|b| shared(&run) > shared(b)) {
                     best = Some(run);
@@ -118,9 +119,8 @@ impl Finder<'_> {
     /// Extends a run to the left over nodes whose operands come from before it.
     fn extended(&self, run: Run, lo: usize) -> Run {
         let earliest = run.start.saturating_sub(run.period - 1).max(lo);
-        let fits = |&start: &usize| {
-            (start..run.start).all(|i| self.matches(i, run.period, Some(start)))
-        };
+        let fits =
+            |&start: &usize| (start..run.start).all(|i| self.matches(i, run.period, Some(start)));
         let start = (earliest..run.start).find(fits).unwrap_or(run.start);
         Run { start, nodes: run.nodes + run.start - start, ..run }
     }

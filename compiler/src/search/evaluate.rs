@@ -161,7 +161,8 @@ impl<'a> Walk<'a> {
             }
         }
         for path in &paths {
-            let bytes = path.shardings.iter().map(|s| self.bytes(ty, s)).fold(0, u64::saturating_add);
+            let bytes =
+                path.shardings.iter().map(|s| self.bytes(ty, s)).fold(0, u64::saturating_add);
             self.hold(first, last, bytes);
         }
         Ok(())

@@ -39,14 +39,16 @@ impl Formulation {
         }
         let (mut loads, mut sinks) = (BTreeMap::new(), BTreeMap::new());
         for (g, group) in space.groups.iter().enumerate() {
-            let name = || group.members.first().map_or("", |&v| &space.graph.value(v).name).to_string();
+            let name =
+                || group.members.first().map_or("", |&v| &space.graph.value(v).name).to_string();
             if matches!(group.maker, Maker::Loaded(_)) {
                 loads.insert(g, decisions.len());
                 decisions.push(Decision { name: name(), cost_us: vec![0.0; group.homes.len()] });
             }
             if group.output {
                 sinks.insert(g, decisions.len());
-                decisions.push(Decision { name: name(), cost_us: vec![0.0; ways.finished[g].len()] });
+                decisions
+                    .push(Decision { name: name(), cost_us: vec![0.0; ways.finished[g].len()] });
             }
         }
         let mut formulation = Self {
@@ -94,7 +96,10 @@ impl Formulation {
         match group.maker {
             Maker::Node { leader, output } => End {
                 decision: self.nodes[&leader],
-                class: positions(from, space.nodes[&leader].iter().map(|c| c.outputs[output as usize])),
+                class: positions(
+                    from,
+                    space.nodes[&leader].iter().map(|c| c.outputs[output as usize]),
+                ),
             },
             Maker::Loaded(_) => End {
                 decision: self.loads[&g],

@@ -56,9 +56,8 @@ pub fn memory(
 /// Whether all that one row holds, another holds too.
 fn holds_no_more(row: &MemoryRow, other: &MemoryRow) -> bool {
     let within = |a: &[(usize, u64)], b: &[(usize, u64)]| {
-        a.iter().all(|(item, n)| {
-            b.binary_search_by_key(item, |x| x.0).is_ok_and(|at| b[at].1 >= *n)
-        })
+        a.iter()
+            .all(|(item, n)| b.binary_search_by_key(item, |x| x.0).is_ok_and(|at| b[at].1 >= *n))
     };
     within(&row.homes, &other.homes) && within(&row.forms, &other.forms)
 }
@@ -127,7 +126,10 @@ fn worst_bytes(memory: &Memory, row: &MemoryRow) -> u64 {
     let most = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0);
     let homes = row.homes.iter().map(|&(h, n)| n.saturating_mul(most(&memory.homes[h].bytes)));
     let forms = row.forms.iter().map(|&(f, n)| {
-        let all = memory.forms[f].bytes.iter().map(|row| row.iter().fold(0u64, |a, &b| a.saturating_add(b)));
+        let all = memory.forms[f]
+            .bytes
+            .iter()
+            .map(|row| row.iter().fold(0u64, |a, &b| a.saturating_add(b)));
         n.saturating_mul(all.max().unwrap_or(0))
     });
     homes.chain(forms).fold(0, u64::saturating_add)

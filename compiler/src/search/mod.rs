@@ -121,12 +121,14 @@ pub fn search(
     };
     let blocks = if options.distinct_layers { Blocks::none(graph) } else { Blocks::find(graph) };
     let limit_bytes = options.memory_bytes.unwrap_or_else(|| costs.memory_bytes());
-    let on_mesh = |mesh: &Mesh| OnMesh { graph, mesh, blocks: &blocks, costs, options, limit_bytes }.run();
+    let on_mesh =
+        |mesh: &Mesh| OnMesh { graph, mesh, blocks: &blocks, costs, options, limit_bytes }.run();
     let found: Vec<Found> = meshes.par_iter().map(on_mesh).collect::<Result<_, _>>()?;
 
     let bound_us = found.iter().map(|f| f.bound_us).fold(f64::INFINITY, f64::min);
     let fitting = found.iter().filter_map(|f| Some((f, f.best.as_ref()?)));
-    let best = fitting.min_by(|(_, a), (_, b)| a.evaluation.total_us.total_cmp(&b.evaluation.total_us));
+    let best =
+        fitting.min_by(|(_, a), (_, b)| a.evaluation.total_us.total_cmp(&b.evaluation.total_us));
     let Some((on, best)) = best else {
         return Err(error::nothing_fits(graph, &found, limit_bytes));
     };

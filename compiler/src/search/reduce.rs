@@ -96,7 +96,8 @@ impl Reduced {
                 break;
             }
         }
-        Some(work.finish(request))
+        let possible = |d: usize| work.done[d] || !work.live(d).is_empty();
+        (0..work.cost.len()).all(possible).then(|| work.finish(request))
     }
 
     /// Leaves a request as it is.
@@ -131,13 +132,11 @@ impl Reduced {
 
     /// What is left to choose of a choice of the original; `None` if it takes a removed candidate.
     pub fn project(&self, full: &[usize]) -> Option<Choice> {
-        let position = |(d, candidates): &(usize, Vec<usize>)| {
-            candidates.iter().position(|&c| c == full[*d])
-        };
+        let position =
+            |(d, candidates): &(usize, Vec<usize>)| candidates.iter().position(|&c| c == full[*d]);
         self.kept.iter().map(position).collect()
     }
 }
-
 
 impl Work {
     fn live(&self, decision: usize) -> Vec<usize> {
@@ -155,11 +154,8 @@ impl Work {
     }
 
     fn add_pair(&mut self, row: usize, column: usize, table: Table) {
-        let (key, table) = if row < column {
-            ((row, column), table)
-        } else {
-            ((column, row), table.transposed())
-        };
+        let (key, table) =
+            if row < column { ((row, column), table) } else { ((column, row), table.transposed()) };
         match self.pairs.get_mut(&key) {
             Some(sum) => sum.us.iter_mut().zip(&table.us).for_each(|(a, b)| *a += b),
             None => {
@@ -297,9 +293,8 @@ fn drop_settled_uses(work: &mut Work, edge: &mut Edge) {
 
 /// An edge's price when the decisions that it touches are set.
 fn price(edge: &Edge, set: &[(usize, usize)]) -> f64 {
-    let class = |e: &End| {
-        set.iter().find(|(d, _)| *d == e.decision).map_or(0, |&(_, c)| e.class[c])
-    };
+    let class =
+        |e: &End| set.iter().find(|(d, _)| *d == e.decision).map_or(0, |&(_, c)| e.class[c]);
     let row = &edge.us[class(&edge.from)];
     let used: BTreeSet<usize> = edge.uses.iter().map(class).collect();
     used.into_iter().map(|t| row[t].unwrap_or(f64::INFINITY)).sum()
@@ -450,7 +445,10 @@ mod tests {
             assert_eq!(best.is_some(), reduced.is_some(), "seed {seed}");
             let (Some((_, best)), Some(reduced)) = (best, reduced) else { continue };
             let (choice, rest) = enumerate(&reduced.request).unwrap();
-            assert!((rest + reduced.constant_us - best).abs() < 1e-9 * best.max(1.0), "seed {seed}");
+            assert!(
+                (rest + reduced.constant_us - best).abs() < 1e-9 * best.max(1.0),
+                "seed {seed}"
+            );
             let full = reduced.restore(&choice);
             let price = request.price(&full).unwrap();
             assert!((price - best).abs() < 1e-9 * best.max(1.0), "seed {seed}: {price} {best}");

@@ -142,7 +142,8 @@ impl Request {
             let form = &memory.forms[f];
             let edge = &self.edges[form.edge];
             let bytes = &form.bytes[edge.from.class[choice[edge.from.decision]]];
-            let all = edge.used(choice).into_iter().fold(0, |sum: u64, t| sum.saturating_add(bytes[t]));
+            let all =
+                edge.used(choice).into_iter().fold(0, |sum: u64, t| sum.saturating_add(bytes[t]));
             n.saturating_mul(all)
         });
         homes.chain(forms).fold(0, u64::saturating_add)
@@ -216,9 +217,7 @@ pub mod random {
             let from = end(&mut rng, rows);
             let uses = (0..1 + rng.below(3)).map(|_| end(&mut rng, columns)).collect();
             let us = (0..rows)
-                .map(|_| {
-                    (0..columns).map(|_| (rng.below(8) > 0).then(|| rng.cost())).collect()
-                })
+                .map(|_| (0..columns).map(|_| (rng.below(16) > 0).then(|| rng.cost())).collect())
                 .collect();
             edges.push(Edge { from, uses, us });
         }
@@ -258,7 +257,7 @@ pub mod random {
                 forms: (0..forms.len()).filter(|_| rng.below(3) > 0).map(|f| (f, 2)).collect(),
             })
             .collect();
-        Memory { limit_bytes: 150 + rng.below(400) as u64, homes, forms, rows }
+        Memory { limit_bytes: 200 + rng.below(500) as u64, homes, forms, rows }
     }
 
     /// The best choice that fits, by trying all of them.

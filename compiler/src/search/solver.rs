@@ -11,8 +11,8 @@
 use good_lp::solvers::highs::highs;
 use good_lp::solvers::microlp::microlp;
 use good_lp::{
-    Constraint, Expression, ProblemVariables, ResolutionError,
-    Solution as _, SolverModel, Variable, WithInitialSolution, WithMipGap, WithTimeLimit, variable,
+    Constraint, Expression, ProblemVariables, ResolutionError, Solution as _, SolverModel,
+    Variable, WithInitialSolution, WithMipGap, WithTimeLimit, variable,
 };
 use highs::{HighsModelStatus, HighsSolutionStatus};
 use thiserror::Error;
@@ -191,7 +191,10 @@ impl Mip {
             model.try_set_option("random_seed", 0),
             model.try_set_option("mip_rel_gap", limits.relative_gap),
             model.try_set_option("mip_abs_gap", 1e-9),
-            model.try_set_option("mip_max_nodes", i32::try_from(limits.max_nodes).unwrap_or(i32::MAX)),
+            model.try_set_option(
+                "mip_max_nodes",
+                i32::try_from(limits.max_nodes).unwrap_or(i32::MAX),
+            ),
         ];
         if let Some(seconds) = limits.time_limit_s {
             options.push(model.try_set_option("time_limit", seconds));
@@ -216,13 +219,15 @@ impl Mip {
             other => return Err(failed(format!("status {other:?}"))),
         };
         if !columns.is_empty() && solved.primal_solution_status() != HighsSolutionStatus::Feasible {
-            return Err(SolverError::NoSolution { solver: solver.name(), why: ended.name().into() });
+            return Err(SolverError::NoSolution {
+                solver: solver.name(),
+                why: ended.name().into(),
+            });
         }
         let values = solved.get_solution().columns().to_vec();
         // Bounds are kept for problems with integers only; a linear one is solved to its optimum.
-        let bound = (self.integers > 0)
-            .then(|| solved.double_info_value(c"mip_dual_bound").ok())
-            .flatten();
+        let bound =
+            (self.integers > 0).then(|| solved.double_info_value(c"mip_dual_bound").ok()).flatten();
         let nodes = if self.integers > 0 { node_count(&solved) } else { 0 };
         Ok(Solution::new(values, &self.costs, bound, ended, nodes, solver))
     }
@@ -246,7 +251,8 @@ impl Mip {
             problem = problem.with_time_limit(seconds);
         }
         if let Some(start) = start {
-            problem = problem.with_initial_solution(columns.iter().copied().zip(start.iter().copied()));
+            problem =
+                problem.with_initial_solution(columns.iter().copied().zip(start.iter().copied()));
         }
         let solved = problem.solve().map_err(|e| match e {
             ResolutionError::Infeasible => SolverError::Infeasible,
@@ -336,7 +342,10 @@ mod tests {
             assert!((solution.objective + 14.0).abs() < 1e-6, "{solution:?}");
             assert!((solution.bound + 14.0).abs() < 1e-4, "{solution:?}");
             assert!(solution.bound <= solution.objective);
-            assert_eq!(solution.values.iter().map(|v| v.round() as u8).collect::<Vec<_>>(), [0, 1, 0, 1]);
+            assert_eq!(
+                solution.values.iter().map(|v| v.round() as u8).collect::<Vec<_>>(),
+                [0, 1, 0, 1]
+            );
         }
     }
 
@@ -373,7 +382,8 @@ mod tests {
     #[test]
     fn a_loose_gap_is_said() {
         let limits = Limits { relative_gap: 0.5, ..Limits::default() };
-        let solution = knapsack().0.solve(Backend::Highs, &limits, Some(&[0.0, 0.0, 0.0, 1.0])).unwrap();
+        let solution =
+            knapsack().0.solve(Backend::Highs, &limits, Some(&[0.0, 0.0, 0.0, 1.0])).unwrap();
         assert!(solution.gap <= 0.5 + 1e-9);
         assert!(solution.bound <= -14.0 + 1e-6);
     }

@@ -111,7 +111,8 @@ impl Interner {
 impl<'a> Space<'a> {
     /// The space of a graph on a mesh.
     pub fn new(graph: &'a Graph, mesh: &'a Mesh, blocks: &'a Blocks, costs: &dyn Costs) -> Self {
-        let leaders: Vec<usize> = (0..graph.nodes.len()).filter(|&i| blocks.leader[i] == i).collect();
+        let leaders: Vec<usize> =
+            (0..graph.nodes.len()).filter(|&i| blocks.leader[i] == i).collect();
         let found: Vec<Vec<Candidate>> =
             leaders.par_iter().map(|&i| candidates(graph, NodeId(i as u32), mesh, costs)).collect();
         let mut interner = Interner::default();
@@ -188,7 +189,9 @@ fn candidates(graph: &Graph, id: NodeId, mesh: &Mesh, costs: &dyn Costs) -> Vec<
         }
         let local = |types: &[TensorType], shardings: &[Sharding]| -> Vec<TensorType> {
             let pairs = types.iter().zip(shardings);
-            pairs.map(|(t, s)| TensorType::new(t.dtype, s.max_local_shape(&t.shape, mesh))).collect()
+            pairs
+                .map(|(t, s)| TensorType::new(t.dtype, s.max_local_shape(&t.shape, mesh)))
+                .collect()
         };
         let local_outs = local(&outs, &outputs);
         let work = op.work(&local(&ins, &inputs), &local_outs);

@@ -41,7 +41,8 @@ impl Ways {
     /// Finishing an output may add shardings to the space.
     pub fn new(space: &mut Space<'_>, costs: &dyn Costs) -> Self {
         let from: Vec<Vec<ShardingId>> = space.groups.iter().map(|g| left_in(space, g)).collect();
-        let mut to: Vec<Vec<ShardingId>> = space.groups.iter().map(|g| needed_in(space, g)).collect();
+        let mut to: Vec<Vec<ShardingId>> =
+            space.groups.iter().map(|g| needed_in(space, g)).collect();
         let mut finished = vec![Vec::new(); space.groups.len()];
         for (g, finished) in finished.iter_mut().enumerate() {
             if space.groups[g].output {
@@ -49,7 +50,8 @@ impl Ways {
                 to[g] = sorted(to[g].iter().chain(finished.iter()).copied());
             }
         }
-        let mut wanted: BTreeMap<(Type, ShardingId), (usize, BTreeSet<ShardingId>)> = BTreeMap::new();
+        let mut wanted: BTreeMap<(Type, ShardingId), (usize, BTreeSet<ShardingId>)> =
+            BTreeMap::new();
         for (g, group) in space.groups.iter().enumerate() {
             for &f in &from[g] {
                 let entry = wanted.entry((key(&group.ty), f)).or_insert((g, BTreeSet::new()));

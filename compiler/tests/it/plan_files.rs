@@ -57,7 +57,7 @@ fn a_plan_that_was_cut_short_is_refused() {
 #[test]
 fn an_edited_plan_is_refused() {
     let p = planned();
-    let edited = p.json.replacen("\"batch\": 4", "\"batch\": 5", 1);
+    let edited = p.json.replacen("\"batch\":4", "\"batch\":5", 1);
     assert_ne!(edited, p.json, "the plan holds the binding");
     let error = p.refusal(&edited);
     assert!(error.contains("checksum"), "{error}");

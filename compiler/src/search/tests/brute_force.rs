@@ -7,9 +7,13 @@ use super::{SmallCosts, graphs};
 use planc_ir::sharding::{AxisUse, Mesh, OpStrategy, Sharding, Strategy};
 use planc_ir::{Graph, ValueDef, ValueId};
 
+/// The most strategies that are tried.
+const MOST: usize = 3_000;
+
 /// Every strategy of a graph on a mesh: each legal use of each axis by each node, each home that some
 /// reader could need for each loaded value. Its own enumeration, from the factor rules alone.
-fn all_strategies(graph: &Graph, mesh: &Mesh, mut visit: impl FnMut(&Strategy)) {
+/// Returns false, having visited none, if there are more than [`MOST`].
+fn all_strategies(graph: &Graph, mesh: &Mesh, mut visit: impl FnMut(&Strategy)) -> bool {
     let mut lists: Vec<Vec<OpStrategy>> = Vec::new();
     let mut homes: Vec<Vec<Sharding>> =
         graph.values.iter().map(|v| vec![Sharding::replicated(v.ty.rank())]).collect();
@@ -41,8 +45,7 @@ fn all_strategies(graph: &Graph, mesh: &Mesh, mut visit: impl FnMut(&Strategy)) 
             if (0..rule.factors.len()).any(|f| parts(f) > rule.factors[f].size) {
                 continue;
             }
-            let Some((ins, outs)) = rule.shardings(mesh, &strategy, &in_shapes, &out_shapes)
-            else {
+            let Some((ins, outs)) = rule.shardings(mesh, &strategy, &in_shapes, &out_shapes) else {
                 continue;
             };
             for (v, s) in graph.node(id).inputs.iter().zip(ins) {
@@ -61,13 +64,13 @@ fn all_strategies(graph: &Graph, mesh: &Mesh, mut visit: impl FnMut(&Strategy)) 
         .value_ids()
         .filter(|&v| !matches!(graph.value(v).def, ValueDef::Node { .. }))
         .collect();
-    let sizes: Vec<usize> = lists
-        .iter()
-        .map(Vec::len)
-        .chain(loaded.iter().map(|v| homes[v.index()].len()))
-        .collect();
+    let sizes: Vec<usize> =
+        lists.iter().map(Vec::len).chain(loaded.iter().map(|v| homes[v.index()].len())).collect();
     let mut strategy = Strategy::replicated(graph, mesh.clone());
     let total: usize = sizes.iter().product();
+    if total > MOST {
+        return false;
+    }
     for mut n in 0..total {
         for (i, &size) in sizes.iter().enumerate() {
             let pick = n % size;
@@ -84,17 +87,18 @@ fn all_strategies(graph: &Graph, mesh: &Mesh, mut visit: impl FnMut(&Strategy)) 
         }
         visit(&strategy);
     }
+    true
 }
 
-/// Price and memory of every strategy that has a price.
-fn all_prices(graph: &Graph, mesh: &Mesh, costs: &SmallCosts) -> Vec<(f64, u64)> {
+/// Price and memory of every strategy that has a price; `None` if there are too many to try.
+fn all_prices(graph: &Graph, mesh: &Mesh, costs: &SmallCosts) -> Option<Vec<(f64, u64)>> {
     let mut prices = Vec::new();
-    all_strategies(graph, mesh, |strategy| {
+    let complete = all_strategies(graph, mesh, |strategy| {
         if let Ok(e) = evaluate(graph, strategy, costs) {
             prices.push((e.total_us, e.memory_bytes));
         }
     });
-    prices
+    complete.then_some(prices)
 }
 
 fn best(prices: &[(f64, u64)], limit_bytes: u64) -> Option<f64> {
@@ -120,16 +124,22 @@ fn check_certificate(result: &SearchResult, seed: u64) {
     let c = &result.certificate;
     assert!(agrees(c.objective_us, c.evaluated_us), "seed {seed}: {c:?}");
     assert!(agrees(c.evaluated_us, result.evaluation.total_us), "seed {seed}");
-    assert!(c.bound_us <= c.objective_us && agrees(c.bound_us, c.objective_us), "seed {seed}: {c:?}");
+    assert!(
+        c.bound_us <= c.objective_us && agrees(c.bound_us, c.objective_us),
+        "seed {seed}: {c:?}"
+    );
 }
 
-/// Checks graphs without a limit, then with limits between the least and the most memory.
-fn check(seeds: std::ops::Range<u64>, nodes: usize, mesh: &Mesh, backend: Backend) {
+/// Checks `count` graphs without a limit, then with limits between the least and the most memory.
+fn check(first_seed: u64, count: usize, nodes: usize, mesh: &Mesh, backend: Backend) {
     let costs = SmallCosts { devices: mesh.ranks(), ..SmallCosts::default() };
     let (mut tightened, mut better_than_baselines) = (0, 0);
-    for seed in seeds {
+    let graphs = (first_seed..first_seed + 1000).filter_map(|seed| {
         let graph = graphs::random(seed, nodes);
-        let prices = all_prices(&graph, mesh, &costs);
+        let prices = all_prices(&graph, mesh, &costs)?;
+        Some((seed, graph, prices))
+    });
+    for (seed, graph, prices) in graphs.take(count) {
         let free = best(&prices, u64::MAX).unwrap();
         let result = search(&graph, &costs, &options(mesh, backend, u64::MAX)).unwrap();
         assert!(agrees(result.evaluation.total_us, free), "seed {seed}: {result:?} against {free}");
@@ -143,37 +153,45 @@ fn check(seeds: std::ops::Range<u64>, nodes: usize, mesh: &Mesh, backend: Backen
             let expected = best(&prices, limit).unwrap();
             let result = search(&graph, &costs, &options(mesh, backend, limit)).unwrap();
             let found = result.evaluation.total_us;
-            assert!(agrees(found, expected), "seed {seed}, {limit} bytes: {found} against {expected}");
+            assert!(
+                agrees(found, expected),
+                "seed {seed}, {limit} bytes: {found} against {expected}"
+            );
             assert!(result.evaluation.memory_bytes <= limit, "seed {seed}");
             check_certificate(&result, seed);
             tightened += usize::from(expected > free);
         }
         let error = search(&graph, &costs, &options(mesh, backend, least - 1)).unwrap_err();
-        let SearchError::NothingFits { least_bytes, .. } = error else { panic!("seed {seed}: {error}") };
+        let SearchError::NothingFits { least_bytes, .. } = error else {
+            panic!("seed {seed}: {error}")
+        };
         assert_eq!(least_bytes, least, "seed {seed}");
     }
     assert!(tightened > 0, "some limit changes the answer");
-    assert!(better_than_baselines > 0, "some answer beats all baselines");
+    assert!(
+        better_than_baselines > count / 10,
+        "answers often beat all baselines: {better_than_baselines}"
+    );
 }
 
 #[test]
 fn one_axis_of_two() {
-    check(0..120, 3, &Mesh::new([("a", 2)]), Backend::Highs);
+    check(0, 120, 3, &Mesh::new([("a", 2)]), Backend::Highs);
 }
 
 #[test]
 fn one_axis_of_four() {
-    check(200..280, 3, &Mesh::new([("a", 4)]), Backend::Highs);
+    check(1000, 100, 3, &Mesh::new([("a", 4)]), Backend::Highs);
 }
 
 #[test]
 fn two_axes() {
-    check(300..340, 2, &Mesh::new([("a", 2), ("b", 2)]), Backend::Highs);
+    check(2000, 60, 2, &Mesh::new([("a", 2), ("b", 2)]), Backend::Highs);
 }
 
 #[test]
 fn microlp() {
-    check(400..440, 3, &Mesh::new([("a", 2)]), Backend::Microlp);
+    check(3000, 40, 3, &Mesh::new([("a", 2)]), Backend::Microlp);
 }
 
 /// Renames nodes and values and appends nodes in another order that respects their operands.

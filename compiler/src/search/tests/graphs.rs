@@ -56,7 +56,10 @@ pub fn random(seed: u64, nodes: usize) -> Graph {
                 let sum = apply(&mut graph, op, &[a]);
                 apply(&mut graph, Map { f: ScalarFn::Sub }, &[a, sum])
             }
-            _ => apply(&mut graph, Reshape { shape: vec![rows * 2, columns / 2] }, &[a]),
+            _ if columns % 2 == 0 => {
+                apply(&mut graph, Reshape { shape: vec![rows * 2, columns / 2] }, &[a])
+            }
+            _ => apply(&mut graph, Map { f: ScalarFn::Abs }, &[a]),
         };
         values.push(result);
     }

@@ -24,17 +24,48 @@ fn plan(graph: &Graph, device: &str, devices: u32) -> SearchResult {
     search(graph, &costs, &SearchOptions::default()).unwrap()
 }
 
-#[test]
-fn one_all_reduce_per_attention_and_per_mlp() {
-    let graph = gpt(2, 4096, 1, 1024);
-    let result = plan(&graph, "H100", 8);
+fn show(name: &str, graph: &Graph, device: &str, devices: u32, memory: Option<u64>) {
+    let t = std::time::Instant::now();
+    let catalogue = Catalogue::shipped().unwrap();
+    let cluster = Cluster::homogeneous(device, devices, &catalogue).unwrap();
+    let costs = CostModel::new(&cluster, &catalogue).unwrap();
+    let options = SearchOptions { memory_bytes: memory, ..SearchOptions::default() };
+    let result = search(graph, &costs, &options);
+    eprintln!(
+        "== {name} {} nodes on {devices} {device} {memory:?}: {:?}",
+        graph.nodes.len(),
+        t.elapsed()
+    );
+    let result = match result {
+        Ok(r) => r,
+        Err(e) => {
+            eprintln!("{e}");
+            return;
+        }
+    };
     for log in &result.log {
-        eprintln!("{} {:?} total {:?} bound {} posing {:?} solving {:?} pricing {:?}", log.mesh, log.size, log.total_us, log.bound_us, log.posing, log.solving, log.pricing);
+        eprintln!(
+            "  {} {:?} total {:?} bound {} posing {:?} solving {:?} pricing {:?}",
+            log.mesh, log.size, log.total_us, log.bound_us, log.posing, log.solving, log.pricing
+        );
     }
-    eprintln!("{:#?}", result.baselines);
-    eprintln!("{:#?}", result.certificate);
-    eprintln!("{:#?}", result.evaluation);
-    for (node, s) in graph.nodes.iter().zip(&result.strategy.ops) {
-        eprintln!("{:40} {:10} {:?} -> {}", node.name, node.op.name(), s.axes, result.strategy.values[node.outputs[0].index()].display(&result.strategy.mesh));
+    for b in &result.baselines {
+        eprintln!("  {b:?}");
     }
+    eprintln!("  {} {:?} {}", result.strategy.mesh, result.evaluation, result.certificate.status);
+    eprintln!("  gap {} {:?}", result.certificate.gap, result.certificate.space);
+}
+
+#[test]
+fn explore() {
+    let g = gpt(12, 768, 8, 128);
+    show("gpt2 b8", &g, "H100", 8, None);
+    let g = gpt(12, 768, 1, 128);
+    show("gpt2 b1", &g, "H100", 8, None);
+    show("gpt2 b1", &g, "H100", 8, Some(100_000_000));
+    let g = gpt(2, 4096, 8, 1024);
+    show("gpt 4096", &g, "H100", 8, None);
+    show("gpt 4096", &g, "H100", 8, Some(900_000_000));
+    show("gpt 4096", &g, "H100", 8, Some(300_000_000));
+    show("gpt 4096", &g, "H100", 16, None);
 }
