@@ -6,8 +6,12 @@ mod random;
 use planc_codegen::{MemoryReport, partition};
 use planc_ir::Tensor;
 use planc_ir::program::verify::verify;
+use planc_ir::program::{Instr, Program};
+use planc_ir::sharding::reshard::Step;
+use planc_ir::sharding::{AxisUse, Strategy};
 use proptest::prelude::*;
 use random::{Case, Draw, Prices};
+use std::collections::BTreeSet;
 
 /// Reordered sums of numbers of this size differ by less.
 fn assert_close(name: &str, found: &Tensor, expected: &Tensor) {
@@ -20,7 +24,7 @@ fn assert_close(name: &str, found: &Tensor, expected: &Tensor) {
     }
 }
 
-fn check(choices: &[u32]) {
+fn draw(choices: &[u32]) -> (Case, Strategy, Program) {
     let d = &mut Draw::new(choices);
     let mesh = random::mesh(d);
     let prices = Prices::draw(d);
@@ -28,13 +32,18 @@ fn check(choices: &[u32]) {
     let strategy = random::strategy(d, &case.graph, &mesh);
 
     let program = partition(&case.graph, &strategy, &prices).expect("a legal strategy");
-    assert_eq!(verify(&program), [], "{program:#?}");
     assert_eq!(program, partition(&case.graph, &strategy, &prices).expect("again"));
+    (case, strategy, program)
+}
+
+fn check(choices: &[u32]) {
+    let (case, _, program) = draw(choices);
+    assert_eq!(verify(&program), [], "{program:?}");
     let memory = MemoryReport::of(&program).expect("small");
     assert!(memory.bound_bytes() <= memory.arena_bytes);
 
     let found = planc_runtime::execute(&program, &case.weights, &case.constants, &case.inputs)
-        .unwrap_or_else(|e| panic!("{e}\n{:#?}\n{strategy:#?}", case.graph));
+        .unwrap_or_else(|e| panic!("{e}\n{program:?}"));
     let expected = case.reference();
     assert_eq!(found.len(), expected.len());
     for ((name, found), expected) in found.iter().zip(&expected) {
@@ -43,7 +52,11 @@ fn check(choices: &[u32]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_strategy_computes_what_the_graph_says(
@@ -51,4 +64,54 @@ proptest! {
     ) {
         check(&choices);
     }
+}
+
+/// The property is about something: the drawn cases split every op, in every way, and take every step.
+#[test]
+fn random_cases_reach_everything() {
+    let mut splits = BTreeSet::new();
+    let mut linear = BTreeSet::new();
+    let mut steps = BTreeSet::new();
+    let mut state = 1u64;
+    for _ in 0..600 {
+        let choices: Vec<u32> = (0..160)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 33) as u32
+            })
+            .collect();
+        let (case, strategy, program) = draw(&choices);
+        for (node, op) in case.graph.nodes.iter().zip(&strategy.ops) {
+            for usage in &op.axes {
+                match usage {
+                    AxisUse::Split(_) => splits.insert(node.op.name()),
+                    AxisUse::Linear(_) => linear.insert(node.op.name()),
+                    AxisUse::Replicate => false,
+                };
+            }
+        }
+        for instr in &program.instrs {
+            if let Instr::Reshard { step, .. } = instr {
+                steps.insert(match step {
+                    Step::AllReduce { .. } => "all-reduce",
+                    Step::ReduceScatter { .. } => "reduce-scatter",
+                    Step::AllGather { .. } => "all-gather",
+                    Step::AllToAll { .. } => "all-to-all",
+                    Step::Slice { .. } => "slice",
+                    Step::ToPartial { .. } => "to-partial",
+                });
+            }
+        }
+    }
+    let list = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        list(splits),
+        "Concat Conv Expand Fill Gather GatherNd Lrn Map MatMul Normalize Pad Pool Reduce Reshape \
+         Slice Softmax Transpose"
+    );
+    assert_eq!(
+        list(linear),
+        "Concat Conv Expand Gather GatherNd Map MatMul Pad Pool Reduce Reshape Slice Transpose"
+    );
+    assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");
 }

@@ -1,3 +1,14 @@
-//! The compiler: from a model and a cluster to a plan.
+//! The planner: reads a model and a cluster, searches, and emits a plan.
+//!
+//! ```text
+//! ONNX file ──import──▶ Graph ──search──▶ Strategy + Certificate ──partition──▶ Program ──emit──▶ Plan
+//! ```
+//!
+//! Each arrow is one function; [`pipeline::compile`] calls them in order. The library neither prints
+//! nor exits; the binary `planc` does.
 
+pub mod emit;
+pub mod pipeline;
+pub mod report;
 pub mod search;
+pub mod verify;

@@ -61,6 +61,7 @@ const EXCHANGE_HOPS: f64 = 1.3;
 const SEND_LAUNCH: f64 = 0.18;
 
 /// One algorithm's figures.
+#[allow(clippy::struct_field_names)] // units belong in names
 struct Line {
     launch_us: f64,
     latency_us: f64,

@@ -57,7 +57,7 @@ pub(crate) fn share(place: &str, what: &'static str, value: f64) -> Result<f64, 
 pub(crate) fn bad(
     place: &str,
     what: &'static str,
-    value: impl ToString,
+    value: impl std::fmt::Display,
     expected: &'static str,
 ) -> CostError {
     CostError::BadValue { place: place.into(), what, value: value.to_string(), expected }

@@ -3,7 +3,8 @@
 //! ```text
 //! time      = fixed + ‖compute, memory‖
 //! compute   = min over tiles (tm, tn) and splits s of k:
-//!               ⌈batch · ⌈m/tm⌉ · ⌈n/tn⌉ · s / processors⌉ · 2 · tm · tn · (⌈k/s⌉ + ramp) / rate(tm, tn)
+//!               ⌈batch · ⌈m/tm⌉ · ⌈n/tn⌉ · s / processors⌉ · 2 · tm · tn · (part(s) + ramp) / rate(tm, tn)
+//! part(s)   = k if s = 1, else max(⌈k/s⌉, 256)
 //! rate      = peak / processors · efficiency / (1 + half_edge · (1/tm + 1/tn) / 2)
 //! memory    = (bytes + partial results of a split) / (bandwidth · bandwidth_efficiency)
 //! ```
@@ -20,7 +21,7 @@ use planc_ir::DType;
 /// Parts that `k` may be split into, so that few tiles still fill the device.
 const SPLITS: [u64; 4] = [1, 2, 4, 8];
 
-/// A product is split only if each part keeps this many steps of `k`.
+/// A part of a split takes at least as long as this many steps of `k`.
 const MIN_SPLIT_K: u64 = 256;
 
 /// The constants of one element type on one device.
@@ -69,8 +70,8 @@ impl MatmulModel {
 
     /// Time of `batch` products `[m, k] · [k, n]` that move `bytes`.
     pub fn us(&self, batch: u64, m: u64, n: u64, k: u64, bytes: f64) -> f64 {
-        let splits = SPLITS.into_iter().take_while(|&s| s == 1 || k / s >= MIN_SPLIT_K);
-        let best_us = splits
+        let best_us = SPLITS
+            .into_iter()
             .map(|s| {
                 let exchanged = if s == 1 {
                     0.0
@@ -84,7 +85,8 @@ impl MatmulModel {
     }
 
     fn compute_us(&self, batch: u64, m: u64, n: u64, k: u64, split: u64) -> f64 {
-        let depth = k.div_ceil(split) as f64 + self.ramp_k;
+        let part = if split == 1 { k } else { k.div_ceil(split).max(MIN_SPLIT_K) };
+        let depth = part as f64 + self.ramp_k;
         let of_tile = |tile: &Tile| {
             let tiles = batch
                 .saturating_mul(split)

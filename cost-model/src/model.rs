@@ -159,9 +159,8 @@ impl StepCost for CostModel {
                     + pass(*to, before)
                     + pass(*from, after)
             }
-            Step::Slice { .. } => self.traffic_us(2.0 * after_bytes),
-            // All ranks but one fill with the neutral element; that one copies.
-            Step::ToPartial { .. } => self.traffic_us(2.0 * after_bytes),
+            // A copy. For a partial value all ranks but one only fill; the one that copies decides.
+            Step::Slice { .. } | Step::ToPartial { .. } => self.traffic_us(2.0 * after_bytes),
         }
     }
 }

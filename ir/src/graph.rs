@@ -60,6 +60,16 @@ impl TensorType {
         self.elements().saturating_mul(self.dtype.bytes())
     }
 
+    /// Checks that a dimension exists.
+    pub fn dim(&self, dim: usize) -> Result<usize, OpError> {
+        let rank = self.rank();
+        if dim < rank {
+            Ok(dim)
+        } else {
+            Err(OpError::Axis { axis: i64::try_from(dim).unwrap_or(i64::MAX), rank })
+        }
+    }
+
     /// Turns an ONNX axis (negative counts from the back) into an index below `rank`.
     pub fn axis(&self, axis: i64) -> Result<usize, OpError> {
         resolve_axis(axis, self.rank())

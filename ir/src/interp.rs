@@ -28,6 +28,9 @@ pub enum InterpError {
     Malformed(&'static str),
 }
 
+/// What the results of nodes may take in memory at one time.
+pub const MAX_LIVE_BYTES: u64 = 1 << 30;
+
 /// Iterations that all loops of one evaluation may run together.
 pub const MAX_ITERATIONS: u64 = 100_000;
 
@@ -66,6 +69,8 @@ struct Run<'a> {
     values: Vec<Option<Cow<'a, Tensor>>>,
     /// How often each value is still read.
     reads: Vec<usize>,
+    /// What the results of nodes take that are still read.
+    live_bytes: u64,
 }
 
 impl<'a> Run<'a> {
@@ -81,7 +86,8 @@ impl<'a> Run<'a> {
             });
         }
         let n = graph.values.len();
-        let mut run = Self { graph, weights, values: vec![None; n], reads: vec![0; n] };
+        let mut run =
+            Self { graph, weights, values: vec![None; n], reads: vec![0; n], live_bytes: 0 };
         let operands = graph.nodes.iter().flat_map(|node| &node.inputs);
         for v in operands.chain(&graph.outputs) {
             *run.reads.get_mut(v.index()).ok_or(InterpError::Malformed("no such value"))? += 1;
@@ -110,6 +116,13 @@ impl<'a> Run<'a> {
         for &v in &node.inputs {
             self.fetch(v)?;
         }
+        let failed =
+            |source| InterpError::Node { node: node.name.clone(), op: node.op.name(), source };
+        let results = self.graph.output_types(id);
+        let bytes = results.iter().fold(self.live_bytes, |n, t| n.saturating_add(t.bytes()));
+        if bytes > MAX_LIVE_BYTES {
+            return Err(failed(EvalError::TooLarge { bytes, limit_bytes: MAX_LIVE_BYTES }));
+        }
         let operands: Option<Vec<&Tensor>> =
             node.inputs.iter().map(|v| self.values[v.index()].as_deref()).collect();
         let operands =
@@ -119,11 +132,7 @@ impl<'a> Run<'a> {
             Op::Loop(op) => op.eval_within(&operands, iterations),
             op => op.eval(&operands),
         };
-        let results = results.map_err(|source| InterpError::Node {
-            node: node.name.clone(),
-            op: node.op.name(),
-            source,
-        })?;
+        let results = results.map_err(failed)?;
         if results.len() != node.outputs.len() {
             return Err(InterpError::Malformed("a node has more or fewer outputs than its op"));
         }
@@ -174,6 +183,7 @@ impl<'a> Run<'a> {
             });
         }
         if self.reads[v.index()] > 0 {
+            self.live_bytes = self.live_bytes.saturating_add(tensor.ty().bytes());
             self.values[v.index()] = Some(Cow::Owned(tensor));
         }
         Ok(())
@@ -183,8 +193,12 @@ impl<'a> Run<'a> {
     fn release(&mut self, v: ValueId) {
         let left = &mut self.reads[v.index()];
         *left = left.saturating_sub(1);
-        if *left == 0 {
-            self.values[v.index()] = None;
+        if *left > 0 {
+            return;
+        }
+        let value = self.values[v.index()].take();
+        if let (Some(tensor), ValueDef::Node { .. }) = (value, &self.graph.value(v).def) {
+            self.live_bytes = self.live_bytes.saturating_sub(tensor.ty().bytes());
         }
     }
 

@@ -4,6 +4,10 @@
 //! a checksum of itself and a digest of the model's structure, so that a plan that was edited or cut
 //! short, and a plan for another model, are refused.
 
+mod document;
+
+pub use document::PlanError;
+
 use crate::graph::TensorType;
 use crate::program::Program;
 use crate::sharding::OpStrategy;
@@ -48,7 +52,7 @@ pub struct ModelRef {
     pub name: String,
     /// File name, without folders.
     pub file: String,
-    /// See [`crate::onnx::digest`].
+    /// See [`crate::digest`].
     pub digest: String,
     /// Values of the symbolic dimensions.
     pub bindings: BTreeMap<String, u64>,

@@ -14,6 +14,7 @@
 //! 8. **Types.** Where a node touches no dynamic value, its outputs have the types that the op infers
 //!    from its inputs.
 //! 9. **Factor rules** of such nodes fit: see [`RuleFault`] for what that means.
+//! 10. **Bodies** of control flow are graphs with these properties.
 //!
 //! Later properties are checked only where the earlier ones that they need hold, so that each fault
 //! is reported once.
@@ -23,6 +24,7 @@ mod rule;
 pub use rule::{RuleFault, check_rule};
 
 use crate::graph::{Extents, Graph, NodeId, TensorType, ValueDef, ValueId, WeightSource};
+use crate::ops::Op;
 use crate::{OpError, Tensor};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -75,10 +77,12 @@ pub enum Finding {
     },
     #[error("the factor rule of node `{node}` ({op}): {fault}")]
     Rule { node: String, op: &'static str, fault: RuleFault },
+    #[error("in a body of node `{node}` ({op}): {finding}")]
+    Body { node: String, op: &'static str, finding: Box<Finding> },
 }
 
-/// Every property of the module's list that does not hold, in the order of the list. An empty result
-/// means that the graph is valid.
+/// Every property of the module's list that does not hold; those of single nodes last, node by node. An
+/// empty result means that the graph is valid.
 pub fn verify(graph: &Graph) -> Vec<Finding> {
     let mut v = Verifier { graph, findings: Vec::new() };
     v.ids();
@@ -91,8 +95,8 @@ pub fn verify(graph: &Graph) -> Vec<Finding> {
     v.names();
     v.stored_values();
     v.dynamic_values();
-    for id in graph.node_ids().filter(|&id| !graph.is_dynamic(id)) {
-        if v.types(id) {
+    for id in graph.node_ids() {
+        if v.bodies(id) && !graph.is_dynamic(id) && v.types(id) {
             v.rule(id);
         }
     }
@@ -249,6 +253,19 @@ impl Verifier<'_> {
         }
     }
 
+    /// Property 10; whether it holds for this node.
+    fn bodies(&mut self, id: NodeId) -> bool {
+        let n = self.graph.node(id);
+        let before = self.findings.len();
+        let found = bodies(&n.op).into_iter().flat_map(verify).map(|finding| Finding::Body {
+            node: n.name.clone(),
+            op: n.op.name(),
+            finding: Box::new(finding),
+        });
+        self.findings.extend(found);
+        self.findings.len() == before
+    }
+
     /// Property 8; whether it holds for this node.
     fn types(&mut self, id: NodeId) -> bool {
         let n = self.graph.node(id);
@@ -293,5 +310,14 @@ impl Verifier<'_> {
             op: n.op.name(),
             fault,
         }));
+    }
+}
+
+/// The graphs that an op holds. Their depth is bounded where they are read.
+fn bodies(op: &Op) -> Vec<&Graph> {
+    match op {
+        Op::If(op) => vec![&op.then_branch, &op.else_branch],
+        Op::Loop(op) => vec![&op.body],
+        _ => vec![],
     }
 }

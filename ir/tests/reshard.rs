@@ -1,6 +1,8 @@
 //! Reshard paths move real data to where the target sharding says, and no cheaper path exists.
 
-use planc_ir::sharding::reshard::{Step, StepCost, reshard, reshard_all, reshard_reduced};
+use planc_ir::sharding::reshard::{
+    Resharder, Step, StepCost, reshard, reshard_all, reshard_reduced,
+};
 use planc_ir::sharding::{AxisId, DimSharding, Mesh, ReduceKind, Sharding};
 use planc_ir::{DType, TensorType};
 use std::collections::BTreeMap;
@@ -366,11 +368,17 @@ fn three_axes_sampled() {
 }
 
 #[test]
-fn a_sum_never_becomes_a_maximum() {
+fn a_sum_becomes_a_maximum_only_once_it_is_known() {
     let mesh = Mesh::new([("x", 2)]);
+    let x = || vec![AxisId(0)];
     let ty = TensorType::new(DType::F32, [4]);
     let partial = |kind| Sharding { partial: vec![(AxisId(0), kind)], ..Sharding::replicated(1) };
-    assert_eq!(reshard(&ty, &partial(SUM), &partial(ReduceKind::Max), &mesh, &Ring), None);
+    let path = reshard(&ty, &partial(SUM), &partial(ReduceKind::Max), &mesh, &Ring);
+    let steps = [
+        Step::AllReduce { axes: x(), kind: SUM },
+        Step::ToPartial { axes: x(), kind: ReduceKind::Max },
+    ];
+    assert_eq!(path.expect("there is a path").steps, steps);
 }
 
 #[test]
@@ -425,25 +433,37 @@ fn senseless_steps_do_not_apply() {
     }
 }
 
+/// One memory for all questions gives the answers that each gives alone.
 #[test]
-#[ignore = "prints how long one row of a cost matrix takes"]
+fn what_was_asked_before_does_not_matter() {
+    let mesh = Mesh::new([("x", 2), ("y", 3)]);
+    let shape = [6, 4];
+    let ty = TensorType::new(DType::F32, shape);
+    let all = all_shardings(&shape, &[1, 1], &mesh, SUM);
+    let mut resharder = Resharder::new(&mesh, &Ring);
+    for from in all.iter().rev() {
+        for to in &all {
+            let alone = reshard(&ty, from, to, &mesh, &Ring);
+            assert_eq!(resharder.path(&ty, from, to), alone.as_ref());
+            assert_eq!(resharder.cost_us(&ty, from, to), alone.map(|p| p.cost_us));
+        }
+        let row = resharder.paths(&ty, from, &all);
+        assert_eq!(row, reshard_all(&ty, from, &all, &mesh, &Ring));
+    }
+}
+
+#[test]
+#[ignore = "prints how long all pairs take"]
 fn timing() {
     let mesh = Mesh::new([("x", 2), ("y", 4)]);
     for shape in [vec![8, 1024], vec![8, 128, 1024], vec![8, 16, 128, 64]] {
         let ty = TensorType::new(DType::F32, shape.clone());
         let all = all_shardings(&shape, &vec![1; shape.len()], &mesh, SUM);
         let start = std::time::Instant::now();
+        let mut resharder = Resharder::new(&mesh, &Ring);
         for from in &all {
-            reshard_all(&ty, from, &all, &mesh, &Ring);
+            resharder.paths(&ty, from, &all);
         }
-        let row = start.elapsed() / all.len() as u32;
-        let start = std::time::Instant::now();
-        for from in &all {
-            for to in &all {
-                reshard(&ty, from, to, &mesh, &Ring);
-            }
-        }
-        let pair = start.elapsed() / (all.len() * all.len()) as u32;
-        eprintln!("{} shardings: {row:?} a row, {pair:?} a pair", all.len());
+        eprintln!("{} shardings: {:?} for all pairs", all.len(), start.elapsed());
     }
 }

@@ -2,7 +2,8 @@
 
 mod random_graph;
 
-use planc_ir::ops::matmul::MatMul;
+use planc_ir::ops::{map::Map, matmul::MatMul};
+use planc_ir::scalar::ScalarFn;
 use planc_ir::tensor::Tensor;
 use planc_ir::text::{ParseErrorKind as Kind, parse, print};
 use planc_ir::{DType, Extents, Graph, TensorType, ValueDef, ValueId, WeightSource};
@@ -58,7 +59,7 @@ fn keeps_the_order_of_inputs_and_ids_out_of_order() {
 fn marks_dynamic_extents() {
     let mut g = Graph::new("dynamic");
     let x = g.input("x", TensorType::new(DType::F32, [2]));
-    let op = planc_ir::ops::map::Map { f: planc_ir::scalar::ScalarFn::Exp };
+    let op = Map { f: ScalarFn::Exp };
     let ty = vec![TensorType::new(DType::F32, [])];
     g.outputs = g.push_typed("n", op.into(), &[x], &["y"], ty, Extents::Dynamic);
     assert!(print(&g).contains("@ \"n\" : f32[*]\n"), "{}", print(&g));
@@ -74,6 +75,13 @@ fn not_a_number_keeps_its_bits() {
     let ValueDef::Constant(t) = &parsed.values[0].def else { panic!("is a constant") };
     let bits: Vec<u32> = t.slice::<f32>().expect("f32").iter().map(|x| x.to_bits()).collect();
     assert_eq!(bits, [0x7fc0_1234, f32::INFINITY.to_bits()]);
+}
+
+#[test]
+fn infinite_attributes_parse_back() {
+    let mut g = parse(MLP).expect("is a graph");
+    g.nodes[1].op = Map { f: ScalarFn::LeakyRelu { alpha: f32::NEG_INFINITY } }.into();
+    assert_eq!(parse(&print(&g)), Ok(g));
 }
 
 /// Replaces `from` in the example by `to` and returns where the parser stops, and why.

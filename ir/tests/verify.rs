@@ -2,7 +2,7 @@
 
 mod random_graph;
 
-use planc_ir::ops::{map::Map, matmul::MatMul};
+use planc_ir::ops::{if_op::If, map::Map, matmul::MatMul};
 use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
 use planc_ir::tensor::Tensor;
@@ -141,6 +141,34 @@ fn types_that_do_not_follow() {
     assert_eq!(
         after(|g| g.nodes[0].inputs.truncate(1)),
         "node `first` (MatMul): expects 2 inputs, has 1"
+    );
+}
+
+#[test]
+fn bodies_of_control_flow() {
+    let body = |damage: fn(&mut Graph)| {
+        let mut body = Graph::new("body");
+        let x = body.input("captured", TensorType::new(DType::F32, [2]));
+        let f = Map { f: ScalarFn::Exp };
+        body.outputs = body.push("inside", f.into(), &[x], &["y"]).expect("fits");
+        damage(&mut body);
+        Arc::new(body)
+    };
+    let mut g = Graph::new("outer");
+    let condition = g.input("condition", TensorType::new(DType::Bool, []));
+    let x = g.input("x", TensorType::new(DType::F32, [2]));
+    let op = If { then_branch: body(|_| ()), else_branch: body(|_| ()) };
+    g.outputs = g.push("if", op.into(), &[condition, x, x], &["z"]).expect("fits");
+    assert_eq!(verify(&g), []);
+    let then_branch = body(|b| b.outputs = vec![ValueId(7)]);
+    g.nodes[0].op = If { then_branch, else_branch: body(|b| b.nodes[0].inputs.clear()) }.into();
+    let found: Vec<String> = verify(&g).iter().map(Finding::to_string).collect();
+    assert_eq!(
+        found,
+        [
+            "in a body of node `if` (If): the list of outputs names %7, which does not exist",
+            "in a body of node `if` (If): node `inside` (Map): expects 1 inputs, has 0",
+        ]
     );
 }
 

@@ -4,7 +4,7 @@
 //! use planc_models::{Config, Size, Weights, build};
 //!
 //! let config = Config { weights: Weights::Random { seed: 1 }, ..Config::default() };
-//! let model = build("gpt", &config.with(Size::Layers, 2).with(Size::Hidden, 64))?;
+//! let model = build("gpt", &config.with(Size::Layers, 2).with(Size::Hidden, 96))?;
 //! assert!(model.graph.is_some());
 //! # Ok::<(), planc_models::ModelError>(())
 //! ```

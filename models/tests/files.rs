@@ -4,7 +4,7 @@
 use onnx_protobuf::ModelProto as OtherModel;
 use onnx_protobuf::tensor_proto::DataLocation;
 use planc_ir::DType;
-use planc_ir::onnx::wire::{ModelProto, TensorProto};
+use planc_ir::onnx::wire::{ModelProto, TensorProto, ValueInfoProto};
 use planc_models::{Config, FAMILIES, ModelError, Size, Weights, build, write};
 use protobuf::Message;
 use std::collections::BTreeSet;
@@ -37,7 +37,8 @@ fn initializers(model: &ModelProto) -> &[TensorProto] {
 
 /// The parameters: initializers that belong to a module and are trained, not constants.
 fn parameters(model: &ModelProto) -> impl Iterator<Item = &TensorProto> {
-    let trained = |t: &&TensorProto| t.name().ends_with(".weight") || t.name().ends_with(".bias");
+    let trained =
+        |t: &&TensorProto| matches!(t.name().rsplit_once('.'), Some((_, "weight" | "bias")));
     initializers(model).iter().filter(trained)
 }
 
@@ -100,8 +101,8 @@ fn names_are_defined_once_and_in_order() {
             for name in graph
                 .input
                 .iter()
-                .map(|v| v.name())
-                .chain(graph.initializer.iter().map(|t| t.name()))
+                .map(ValueInfoProto::name)
+                .chain(graph.initializer.iter().map(TensorProto::name))
             {
                 assert!(values.insert(name), "{name} is defined twice");
             }
@@ -248,7 +249,7 @@ fn impossible_configurations_say_why() {
         build("gtp", &Config::default()).expect_err("no such family").to_string(),
         "there is no model family `gtp`; choose one of mlp, gpt, llama"
     );
-    let set = |size, value| move |c: &mut Config| drop(c.sizes.insert(size, value));
+    let set = |size, value| move |c: &mut Config| *c = c.clone().with(size, value);
     for family in FAMILIES {
         for &(size, _) in family.sizes {
             let zero = error(family.name, set(size, 0));

@@ -1,5 +1,6 @@
 //! What can go wrong while loading and running, as the user should read it.
 
+use planc_ir::program::verify::Finding;
 use planc_ir::{DType, EvalError, TensorType};
 use std::path::PathBuf;
 use thiserror::Error;
@@ -38,20 +39,32 @@ pub enum CommError {
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum WeightError {
-    #[error("the model has no weight of this name")]
+    #[error("there is no weight of this name")]
     Unknown,
-    #[error("the program wants {expected}, the model has {found}")]
+    #[error("the program wants {expected}, the plan lists {found}")]
     Type { expected: TensorType, found: TensorType },
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    File(#[from] planc_ir::weights::WeightError),
 }
 
-/// A program that cannot be run, or failed while running.
+/// A plan or program that cannot be loaded, or failed while running.
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum RunError {
-    #[error("the program is not valid, so it was not run: {}", findings.join("; "))]
-    Program { findings: Vec<String> },
+    #[error("cannot read the model {}: {source}", path.display())]
+    Model { path: PathBuf, source: std::io::Error },
+    #[error(
+        "the plan was made for another model: {} has digest {found}, the plan is for {expected}; \
+         plan this model, or name the right file",
+        path.display()
+    )]
+    OtherModel { path: PathBuf, expected: String, found: String },
+    #[error("unsupported: the plan has {stages} pipeline stages; this runtime runs plans of one")]
+    Stages { stages: usize },
+    #[error("the plan's {what} `{name}` is not sound: {why}")]
+    Contents { what: &'static str, name: String, why: String },
+    #[error("the program is not valid, so it was not run: {}", listed(findings))]
+    Program { findings: Vec<Finding> },
     #[error("{ranks} ranks are more than the {limit} that run in one process")]
     Ranks { ranks: u64, limit: u64 },
     #[error(
@@ -87,4 +100,13 @@ impl RunError {
     pub(crate) fn is_consequence(&self) -> bool {
         matches!(self, Self::Reshard { source: KernelError::Comm(CommError::Aborted), .. })
     }
+}
+
+/// The first findings, and how many follow.
+fn listed(findings: &[Finding]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<String> = findings.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = findings.len().saturating_sub(SHOWN);
+    let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
+    format!("{}{rest}", shown.join("; "))
 }

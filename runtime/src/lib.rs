@@ -1,6 +1,6 @@
 //! A thin executor of rank programs: it decides nothing.
 //!
-//! * `Session` loads a plan for a model, with every rank's slices of the weights, and runs it.
+//! * [`Session`] loads a plan for a model, with every rank's slices of the weights, and runs it.
 //! * [`Executor`] and [`execute`] run a bare [`Program`](planc_ir::program::Program).
 //! * [`device`] computes kernels on local buffers. The one device is the CPU.
 //! * [`comm`] moves data between ranks. The one transport is between threads of this process.
@@ -16,12 +16,14 @@ pub mod error;
 pub mod executor;
 mod operands;
 pub mod region;
+pub mod session;
 mod threads;
 pub mod weights;
 
 pub use error::{CommError, KernelError, RunError, WeightError};
 pub use executor::{Executor, execute};
-pub use weights::{ModelFiles, Weights};
+pub use session::Session;
+pub use weights::Weights;
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors in files are little-endian and are used in memory as they are");

@@ -1,13 +1,15 @@
 //! Where ranks get their weights from.
 
-use crate::WeightError;
-use crate::region::{self, for_each_run};
+use crate::region;
+use crate::{RunError, WeightError};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use planc_ir::plan::{Source, Weight};
 use planc_ir::program::Local;
+use planc_ir::weights::ModelFiles;
 use planc_ir::{Tensor, TensorType};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 /// A source of weights. Ranks read from it at the same time, each only its own part.
 pub trait Weights: Sync {
@@ -34,82 +36,67 @@ impl Weights for BTreeMap<String, Tensor> {
     }
 }
 
-/// The weights of a model in its files. What a rank does not hold is never read.
-///
-/// Parts are read by position, run by run, straight to where they belong. A file that shrinks while
-/// it is read gives an error, which a mapped one would not.
-#[derive(Debug, Default)]
-pub struct ModelFiles {
+/// The weights that a plan lists. Files are mapped when a rank first reads from them, and only the
+/// pages of its part are touched.
+#[derive(Debug)]
+pub struct PlanWeights {
+    files: ModelFiles,
     weights: BTreeMap<String, (TensorType, Place)>,
 }
 
 #[derive(Debug)]
 enum Place {
-    File { file: Arc<File>, path: PathBuf, offset: u64 },
+    File { location: Option<String>, offset: u64 },
     Memory(Vec<u8>),
 }
 
-impl ModelFiles {
-    /// Adds a weight that lies in a file, little-endian, row-major.
-    pub fn add_file(
-        &mut self,
-        name: &str,
-        ty: TensorType,
-        (path, file): (&Path, &Arc<File>),
-        offset: u64,
-    ) {
-        let place = Place::File { file: Arc::clone(file), path: path.to_path_buf(), offset };
-        self.weights.insert(name.to_string(), (ty, place));
-    }
-
-    /// Adds a weight whose bytes are at hand.
-    pub fn add_bytes(&mut self, name: &str, ty: TensorType, bytes: Vec<u8>) {
-        self.weights.insert(name.to_string(), (ty, Place::Memory(bytes)));
+impl PlanWeights {
+    /// The weights of a plan for the model at `model`.
+    pub fn new(model: &Path, weights: &[Weight]) -> Result<Self, RunError> {
+        let weights = weights
+            .iter()
+            .map(|w| {
+                let place = match &w.source {
+                    Source::File { location, offset } => {
+                        Place::File { location: location.clone(), offset: *offset }
+                    }
+                    Source::Inline(data) => Place::Memory(decode("weight", &w.name, &w.ty, data)?),
+                };
+                Ok((w.name.clone(), (w.ty.clone(), place)))
+            })
+            .collect::<Result<_, RunError>>()?;
+        Ok(Self { files: ModelFiles::new(model), weights })
     }
 }
 
-impl Weights for ModelFiles {
+/// The bytes of a tensor that a plan holds.
+pub(crate) fn decode(
+    what: &'static str,
+    name: &str,
+    ty: &TensorType,
+    data: &str,
+) -> Result<Vec<u8>, RunError> {
+    let unsound = |why| RunError::Contents { what, name: name.to_string(), why };
+    let bytes = STANDARD.decode(data).map_err(|e| unsound(e.to_string()))?;
+    if bytes.len() as u64 == ty.bytes() {
+        Ok(bytes)
+    } else {
+        Err(unsound(format!("{} bytes for {ty}", bytes.len())))
+    }
+}
+
+impl Weights for PlanWeights {
     fn read(&self, name: &str, part: &Local, out: &mut [u8]) -> Result<u64, WeightError> {
         let (ty, place) = self.weights.get(name).ok_or(WeightError::Unknown)?;
         check_type(part, ty)?;
         let whole = region::whole(ty);
         match place {
-            Place::Memory(bytes) => {
-                region::copy(&whole, bytes, part, out);
-                Ok(out.len() as u64)
-            }
-            Place::File { file, path, offset } => {
-                let size = ty.dtype.bytes();
-                let mut read = 0;
-                for_each_run(&whole, part, |from, to, count| {
-                    let bytes = count as u64 * size;
-                    let begin = to * size as usize;
-                    let to = &mut out[begin..begin + bytes as usize];
-                    read += bytes;
-                    read_at(file, to, offset + from as u64 * size)
-                })
-                .map_err(|source| WeightError::Io { path: path.clone(), source })?;
-                Ok(read)
+            Place::Memory(bytes) => region::copy(&whole, bytes, part, out),
+            Place::File { location, offset } => {
+                let bytes = self.files.slice(location.as_deref(), *offset, ty.bytes())?;
+                region::copy(&whole, &bytes, part, out);
             }
         }
+        Ok(out.len() as u64)
     }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut out: &mut [u8], mut offset: u64) -> std::io::Result<()> {
-    while !out.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, out, offset)? {
-            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            n => {
-                out = &mut out[n..];
-                offset += n as u64;
-            }
-        }
-    }
-    Ok(())
 }

@@ -81,7 +81,7 @@ fn columns_then_rows_with_a_reduce_scatter_and_an_all_gather() {
 fn weights_stay_between_runs_and_ranks_read_only_their_parts() {
     let mut p = mlp(Mesh::new([("data", 1), ("tensor", 4)]), [2, 4, 8]);
     let y = planc_ir::program::BufferId(p.0.buffers.len() as u32 - 1);
-    let done = p.buffer("y", f32s([2, 4]), whole(2));
+    let done = p.buffer("y", f32s([2, 4]), split(&[&[0], &[]]));
     p.step(Step::AllReduce { axes: axes(&[1]), kind: ReduceKind::Sum }, y, done);
     p.output(done);
     let (a, b) = (numbers(f32s([4, 8]), 2), numbers(f32s([8, 4]), 3));

@@ -201,13 +201,13 @@ impl Case {
                 Concat { axis }.into()
             }
             13 if rank > 0 => self.window_of_dim(d, &shape),
-            14 if rank > 0 => {
+            14 if rank > 0 && !shape.contains(&0) => {
                 let axis = d.below(rank);
                 let many: Vec<u64> = (0..d.below(3)).map(|_| d.pick(&EXTENTS)).collect();
                 inputs.push(self.indices(d, &many, &[shape[axis]]));
                 Gather { axis }.into()
             }
-            15 if rank > 1 => {
+            15 if rank > 1 && !shape.contains(&0) => {
                 let batch_dims = d.below(rank - 1);
                 let depth = 1 + d.below(rank - batch_dims);
                 let mut many = shape[..batch_dims].to_vec();
@@ -280,9 +280,7 @@ impl Case {
             }
             1 => Lrn { size: 3, alpha: 0.5, beta: 0.75, bias: 1.0 }.into(),
             _ => {
-                let divisors: Vec<u64> =
-                    (1..=shape[1]).filter(|g| shape[1].is_multiple_of(*g)).collect();
-                let groups = d.pick(&divisors);
+                let groups = d.pick(&divisors(shape[1]));
                 let m = groups * (1 + d.below(4) as u64);
                 inputs.push(self.weight(d, &[&[m, shape[1] / groups], &extents[..]].concat()));
                 Conv { window, groups }.into()
@@ -314,6 +312,10 @@ impl Case {
     }
 }
 
+fn divisors(n: u64) -> Vec<u64> {
+    (1..=n.max(1)).filter(|m| n.is_multiple_of(*m)).collect()
+}
+
 /// Multiples of a quarter between -1 and 1: sums and small products are exact.
 fn numbers(shape: &[u64], seed: usize) -> Tensor {
     Tensor::from_f64(TensorType::new(DType::F64, shape), |i| {
@@ -333,8 +335,7 @@ fn reshaped(d: &mut Draw<'_>, shape: &[u64]) -> Vec<u64> {
             let n = out.remove(i + 1);
             out[i] *= n;
         } else if let Some(&n) = out.get(i) {
-            let divisors: Vec<u64> = (1..=n).filter(|m| n.is_multiple_of(*m)).collect();
-            let m = d.pick(&divisors);
+            let m = d.pick(&divisors(n));
             out[i] = n / m;
             out.insert(i, m);
         } else {
@@ -397,8 +398,7 @@ fn home(d: &mut Draw<'_>, shape: &[u64], mesh: &Mesh) -> Sharding {
         if let Some(split) = home.dims.get_mut(dim) {
             split.axes.push(a);
             let n = shape[dim];
-            let divisors: Vec<u64> = (1..=n).filter(|u| n.is_multiple_of(*u)).collect();
-            split.unit = d.pick(&divisors);
+            split.unit = d.pick(&divisors(n));
         }
     }
     home.canonical(shape, mesh)

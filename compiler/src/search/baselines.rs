@@ -108,7 +108,7 @@ fn batch_split(graph: &Graph, v: ValueId, mesh: &Mesh, axes: &[AxisId]) -> Shard
     let mut home = Sharding::replicated(ty.rank());
     if let (Some(dim), Some(&extent)) = (home.dims.first_mut(), ty.shape.first()) {
         let mut split = axes.to_vec();
-        while u64::from(mesh.group_size(&split)) > extent {
+        while !split.is_empty() && u64::from(mesh.group_size(&split)) > extent {
             split.pop();
         }
         *dim = DimSharding::split(split);

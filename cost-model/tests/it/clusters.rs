@@ -2,6 +2,7 @@
 
 use planc_cost_model::{Catalogue, Cluster, CostError, CostModel};
 use planc_ir::sharding::Mesh;
+use std::fs;
 
 fn catalogue() -> Catalogue {
     Catalogue::shipped().unwrap()
@@ -153,4 +154,20 @@ fn a_mesh_must_fit_the_cluster() {
     let m = model.check_mesh(&Mesh::new([("data", 4), ("tensor", 4)])).unwrap_err().to_string();
     assert!(m.contains("16 ranks") && m.contains("8 devices"), "{m}");
     assert!(model.check_mesh(&Mesh::new([("a", u32::MAX), ("b", u32::MAX)])).is_err());
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_clusters() {
+    let path = format!("{}/../docs/clusters.md", env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(path).unwrap();
+    let examples: Vec<&str> =
+        text.split("```json").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(examples.len(), 2);
+    for example in examples {
+        let cluster = read(example).unwrap();
+        assert!(CostModel::new(&cluster, &catalogue()).is_ok(), "{example}");
+    }
+    for name in catalogue().links().map(|l| &l.name).chain(catalogue().devices().map(|d| &d.name)) {
+        assert!(text.contains(&format!("`{name}`")), "{name} is not listed");
+    }
 }

@@ -9,7 +9,7 @@ use super::finish::{prune, unique_names};
 use super::functions::{Item, Opsets};
 use super::types;
 use super::wire::GraphProto;
-use crate::graph::{Graph, TensorType, ValueId};
+use crate::graph::{TensorType, ValueId};
 use crate::ops::decode::Attribute;
 use crate::{DType, OpError};
 use std::collections::HashMap;
@@ -139,8 +139,7 @@ impl Importer<'_> {
         inputs: Vec<TensorType>,
         opsets: &Rc<Opsets>,
     ) -> Result<Option<Building>, ImportError> {
-        let graph = Graph::new(proto.name());
-        self.graphs.push(Building { graph, ..Building::default() });
+        self.graphs.push(Building::new(proto.name()));
         self.frames.push(HashMap::new());
         for (info, ty) in proto.input.iter().zip(inputs) {
             let id = self.graph().input(info.name(), ty);

@@ -97,7 +97,7 @@ impl<'a> Symbols<'a> {
                 // All arguments are visited, so that all unbound names are found.
                 let args: Vec<Option<i128>> = args.iter().map(|a| self.value(a)).collect();
                 let args: Vec<i128> = args.into_iter().collect::<Option<_>>()?;
-                let reduced = args.iter().copied().skip(1).try_fold(args[0], |a, b| match f {
+                args.iter().copied().skip(1).try_fold(args[0], |a, b| match f {
                     Function::Add => a.checked_add(b),
                     Function::Subtract => a.checked_sub(b),
                     Function::Multiply => a.checked_mul(b),
@@ -105,8 +105,7 @@ impl<'a> Symbols<'a> {
                     Function::Remainder => a.checked_rem_euclid(b),
                     Function::Min => Some(a.min(b)),
                     Function::Max => Some(a.max(b)),
-                });
-                reduced
+                })
             }
         }
     }
@@ -244,6 +243,7 @@ impl Parser<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

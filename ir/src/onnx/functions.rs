@@ -8,6 +8,7 @@ use super::wire::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
 };
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
@@ -97,6 +98,8 @@ struct Function<'a> {
 /// The functions of a model.
 pub(super) struct Library<'a> {
     functions: HashMap<Key<'a>, Function<'a>>,
+    /// Calls replaced so far: makes the names of inner values unique.
+    calls: Cell<u64>,
 }
 
 impl<'a> Library<'a> {
@@ -118,7 +121,7 @@ impl<'a> Library<'a> {
             }
             keys.push(key);
         }
-        let mut library = Self { functions };
+        let mut library = Self { functions, calls: Cell::new(0) };
         for key in keys {
             library.count(key)?;
         }
@@ -212,7 +215,9 @@ impl<'a> Library<'a> {
                 None => out.push(item),
                 Some(f) => {
                     item.version()?;
-                    let body = instantiate(f.proto, &item.node).into_iter().rev();
+                    self.calls.set(self.calls.get() + 1);
+                    let body = instantiate(f.proto, &item.node, self.calls.get());
+                    let body = body.into_iter().rev();
                     todo.extend(body.map(|n| Item::new(Cow::Owned(n), f.opsets.clone())));
                 }
             }
@@ -235,8 +240,8 @@ pub(super) fn bodies(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
     node.attribute.iter().flat_map(|a| a.g.as_deref().into_iter().chain(&a.graphs))
 }
 
-/// A function's nodes with the names and attributes of a call.
-fn instantiate(function: &FunctionProto, call: &NodeProto) -> Vec<NodeProto> {
+/// A function's nodes with the names and attributes of the call with this number.
+fn instantiate(function: &FunctionProto, call: &NodeProto, number: u64) -> Vec<NodeProto> {
     let mut names: HashMap<&str, String> = HashMap::new();
     let actual = |list: &[String], i: usize| list.get(i).cloned().unwrap_or_default();
     for (i, formal) in function.input.iter().enumerate() {
@@ -254,11 +259,11 @@ fn instantiate(function: &FunctionProto, call: &NodeProto) -> Vec<NodeProto> {
             }
         }
     }
-    let call = Call { names, call, function, name: node_name(call), output: first_output(call) };
-    let body = function.node.iter().map(|n| call.node(n));
+    let instance = Instance { names, call, function, name: node_name(call), number };
+    let body = function.node.iter().map(|n| instance.node(n));
     // A function may return one of its inputs.
     let copies = passed_through.into_iter().map(|(from, to)| NodeProto {
-        name: Some(format!("{}/{to}", call.name)),
+        name: Some(format!("{}/{to}", instance.name)),
         op_type: Some("Identity".to_string()),
         input: vec![from],
         output: vec![to],
@@ -267,28 +272,24 @@ fn instantiate(function: &FunctionProto, call: &NodeProto) -> Vec<NodeProto> {
     body.chain(copies).collect()
 }
 
-fn first_output(node: &NodeProto) -> String {
-    node.output.iter().find(|o| !o.is_empty()).cloned().unwrap_or_default()
-}
-
-struct Call<'a> {
+struct Instance<'a> {
     /// Formal to actual names.
     names: HashMap<&'a str, String>,
     call: &'a NodeProto,
     function: &'a FunctionProto,
     /// The call's name, which the names of its nodes start with.
     name: String,
-    /// The call's first output, which the names of its inner values start with: unlike names of
-    /// nodes, those of values are unique.
-    output: String,
+    /// The call's number, which the names of its inner values end with: other calls of the function
+    /// have values of the same names.
+    number: u64,
 }
 
-impl Call<'_> {
+impl Instance<'_> {
     fn value(&self, name: &str) -> String {
         match self.names.get(name) {
             _ if name.is_empty() => String::new(),
             Some(actual) => actual.clone(),
-            None => format!("{}/{name}", self.output),
+            None => format!("{}/{name}@{}", self.name, self.number),
         }
     }
 

@@ -8,7 +8,7 @@
 //! 3. Dimensions of the inputs get their values (`dims`, `types`).
 //! 4. Initializers become constants if they are small, and weights otherwise (`initializer`).
 //! 5. Nodes are put into order (`order`) and handed to the op table's decoders (`build`,
-//!    `attribute`, `control`).
+//!    `attribute`, `control`, `coverage`).
 //! 6. What no output needs is dropped, names are made unique (`finish`).
 //!
 //! Recursion happens only over nested bodies, whose depth the decoder bounds.
@@ -21,6 +21,7 @@ pub mod wire;
 mod attribute;
 mod build;
 mod control;
+mod coverage;
 mod dims;
 mod finish;
 mod functions;
@@ -42,7 +43,7 @@ use prost::Message;
 use std::collections::{BTreeMap, HashSet};
 use std::io::Cursor;
 use std::path::Path;
-use wire::{GraphProto, ModelProto};
+use wire::{GraphProto, ModelProto, TensorProto};
 
 /// How to import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -142,7 +143,7 @@ fn inputs(
     graph: &GraphProto,
     options: &ImportOptions,
 ) -> Result<(), ImportError> {
-    let initialized: HashSet<&str> = graph.initializer.iter().map(|t| t.name()).collect();
+    let initialized: HashSet<&str> = graph.initializer.iter().map(TensorProto::name).collect();
     let mut symbols = Symbols::new(&options.bind);
     let mut list = Vec::new();
     for input in graph.input.iter().filter(|v| !initialized.contains(v.name())) {
@@ -158,7 +159,7 @@ fn inputs(
 }
 
 fn parameters(graph: &GraphProto) -> u64 {
-    let count = |t: &wire::TensorProto| match types::dtype(t.data_type()) {
+    let count = |t: &TensorProto| match types::dtype(t.data_type()) {
         Ok(dtype) if dtype.is_float() || dtype == DType::I8 => {
             t.dims.iter().fold(1u64, |n, &d| n.saturating_mul(d.max(0) as u64))
         }

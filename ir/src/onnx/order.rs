@@ -2,7 +2,7 @@
 
 use super::error::ImportError;
 use super::functions::{Item, bodies};
-use super::wire::{GraphProto, ValueInfoProto};
+use super::wire::{GraphProto, TensorProto, ValueInfoProto};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
@@ -26,7 +26,7 @@ pub(super) fn sort<'a>(
 
 /// Drops nodes that no output needs, and notes which outputs of the others are read.
 pub(super) fn live<'a>(sorted: Vec<Item<'a>>, outputs: &[ValueInfoProto]) -> Vec<Item<'a>> {
-    let mut needed: HashSet<&str> = outputs.iter().map(|v| v.name()).collect();
+    let mut needed: HashSet<&str> = outputs.iter().map(ValueInfoProto::name).collect();
     let mut read = vec![0; sorted.len()];
     for (item, read) in sorted.iter().zip(&mut read).rev() {
         let last = item.node.output.iter().rposition(|o| needed.contains(o.as_str()));
@@ -100,8 +100,8 @@ fn predecessors(
 
 /// What a body reads from outside. Depth is bounded by that of the messages.
 fn free_names(body: &GraphProto) -> Vec<&str> {
-    let inputs = body.input.iter().map(|v| v.name());
-    let initializers = body.initializer.iter().map(|t| t.name());
+    let inputs = body.input.iter().map(ValueInfoProto::name);
+    let initializers = body.initializer.iter().map(TensorProto::name);
     let outputs = body.node.iter().flat_map(|n| &n.output).map(String::as_str);
     let local: HashSet<&str> = inputs.chain(initializers).chain(outputs).collect();
     let mut read: Vec<&str> = Vec::new();
@@ -109,7 +109,7 @@ fn free_names(body: &GraphProto) -> Vec<&str> {
         read.extend(node.input.iter().map(String::as_str));
         read.extend(bodies(node).flat_map(free_names));
     }
-    read.extend(body.output.iter().map(|v| v.name()));
+    read.extend(body.output.iter().map(ValueInfoProto::name));
     let mut seen = HashSet::new();
     read.retain(|name| !name.is_empty() && !local.contains(name) && seen.insert(*name));
     read

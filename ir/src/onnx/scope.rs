@@ -1,13 +1,15 @@
 //! The module path of a node: which part of the user's program it comes from.
 
-use super::wire::NodeProto;
+use super::wire::{NodeProto, StringStringEntryProto};
 
 /// The module path, joined by dots (`model.layers.0.self_attn`), or an empty text.
 ///
 /// PyTorch's newer exporter writes it into the node's metadata; the older one names nodes
 /// `/model/layers.0/self_attn/MatMul`.
 pub(super) fn of(node: &NodeProto) -> String {
-    let entry = |key: &str| node.metadata_props.iter().find(|e| e.key() == key).map(|e| e.value());
+    let entry = |key: &str| {
+        node.metadata_props.iter().find(|e| e.key() == key).map(StringStringEntryProto::value)
+    };
     if let Some(scope) = entry("pkg.torch.onnx.name_scopes").and_then(from_name_scopes) {
         return scope;
     }
@@ -44,7 +46,6 @@ fn from_name(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::onnx::wire::StringStringEntryProto;
 
     fn node(name: &str, metadata: &[(&str, &str)]) -> NodeProto {
         let entry = |(k, v): &(&str, &str)| StringStringEntryProto {

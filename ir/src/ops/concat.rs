@@ -2,7 +2,8 @@
 //!
 //! - **ONNX**: Concat (since 4).
 //! - **Semantics**: the inputs one after another along `axis`.
-//! - **Split**: the joined dimension stays whole, all others are parallel. Linear in all inputs together.
+//! - **Split**: the joined dimension stays whole, all others are parallel. Linear in all inputs
+//!   together.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{Lanes, pick};
@@ -66,7 +67,7 @@ impl OpDef for Concat {
         let Some((first, rest)) = inputs.split_first() else {
             return Err(OpError::InputCount { expected: "1 or more".into(), found: 0 });
         };
-        first.axis(self.axis as i64)?;
+        first.dim(self.axis)?;
         for other in rest {
             same_dtype(first, other)?;
             if self.joined([first, other].into_iter().map(|t| &t.shape[..])).is_none() {

@@ -1,7 +1,8 @@
 //! Looking up along a dimension.
 //!
 //! - **ONNX**: Gather (since 1).
-//! - **Semantics**: `out[.., i.., ..] = data[.., indices[i..], ..]`; negative indices count from the back.
+//! - **Semantics**: `out[.., i.., ..] = data[.., indices[i..], ..]`; negative indices count from
+//!   the back.
 //! - **Split**: `a.. v c.., i.. -> a.. i.. c..`. A table split along `v` gives partial sums, since
 //!   each rank contributes 0 for indices that lie elsewhere. Linear in the data.
 
@@ -43,7 +44,7 @@ impl OpDef for Gather {
         _: &[Option<&Tensor>],
     ) -> Result<Vec<TensorType>, OpError> {
         expect_inputs(inputs, 2)?;
-        inputs[0].axis(self.axis as i64)?;
+        inputs[0].dim(self.axis)?;
         if !inputs[1].dtype.is_int() {
             return Err(OpError::UnsupportedType { found: inputs[1].dtype });
         }

@@ -7,8 +7,8 @@
 //!   Inputs: trip count and condition if they are there, the initial carried values, the outside.
 //! - **Split**: opaque. How often the body runs is known only when it has run.
 //!
-//! Carried values must keep their types from one iteration to the next: then every iteration has the
-//! types that the body was checked with.
+//! Carried values must keep their types from one iteration to the next: then every iteration has
+//! the types that the body was checked with.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::if_op::{body, opaque};
@@ -18,6 +18,7 @@ use crate::graph::{Extents, Graph, TensorType, Value, ValueId};
 use crate::interp::{MAX_ITERATIONS, evaluate_within};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
+use crate::tensor::{Element, MAX_TENSOR_BYTES};
 use crate::weights::InMemory;
 use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
@@ -113,18 +114,18 @@ impl Loop {
     ) -> Result<Vec<Tensor>, EvalError> {
         let malformed = || EvalError::Invalid("operands do not fit the loop".into());
         let mut rest = inputs.iter().copied();
-        let limit = match self.has_trip_count {
-            true => first::<i64>(rest.next()).ok_or_else(malformed)?.max(0) as u64,
-            false => u64::MAX,
+        let limit = if self.has_trip_count {
+            first::<i64>(rest.next()).ok_or_else(malformed)?.max(0) as u64
+        } else {
+            u64::MAX
         };
-        let mut running = match self.has_condition {
-            true => first::<bool>(rest.next()).ok_or_else(malformed)?,
-            false => true,
-        };
+        let mut running =
+            !self.has_condition || first::<bool>(rest.next()).ok_or_else(malformed)?;
         let mut carried: Vec<Tensor> = rest.by_ref().take(self.carried).cloned().collect();
         let outside: Vec<&Tensor> = rest.collect();
         let slices = self.results().1.len();
         let mut scanned: Vec<Vec<Tensor>> = vec![Vec::new(); slices];
+        let mut stacked_bytes = 0u64;
         let mut i = 0;
         while running && i < limit {
             if *iterations == 0 {
@@ -145,7 +146,12 @@ impl Loop {
             running = first::<bool>(results.next().as_ref()).ok_or_else(malformed)?;
             carried = results.by_ref().take(self.carried).collect();
             for (slices, slice) in scanned.iter_mut().zip(results) {
+                stacked_bytes = stacked_bytes.saturating_add(slice.ty().bytes());
                 slices.push(slice);
+            }
+            if stacked_bytes > MAX_TENSOR_BYTES {
+                let limit_bytes = MAX_TENSOR_BYTES;
+                return Err(EvalError::TooLarge { bytes: stacked_bytes, limit_bytes });
             }
             i += 1;
         }
@@ -155,7 +161,7 @@ impl Loop {
     }
 }
 
-fn first<T: crate::tensor::Element>(t: Option<&Tensor>) -> Option<T> {
+fn first<T: Element>(t: Option<&Tensor>) -> Option<T> {
     t?.slice::<T>()?.first().copied()
 }
 

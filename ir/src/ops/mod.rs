@@ -5,12 +5,14 @@
 //! factor rule, work, reference evaluation, lowering to a kernel.
 //!
 //! To add an op: write its file with a struct that implements [`OpDef`] and a `DECODERS` list, and
-//! add its line to the table below. An ONNX operator that is made of ops that exist already needs only a
-//! decoder: it goes under `composites`.
+//! add its line to the table below. An ONNX operator that is made of ops that exist already needs
+//! only a decoder: it goes under `composites`.
 
 pub mod decode;
+pub mod equation;
 pub mod factors;
 pub mod lanes;
+pub mod scatter;
 pub mod window;
 pub mod work;
 
@@ -28,8 +30,8 @@ use serde::{Deserialize, Serialize};
 /// Methods get types that [`OpDef::infer`] accepted, so they need not check them again.
 /// [`OpDef::rule`] sees no rank above [`factors::MAX_RANK`].
 pub trait OpDef {
-    /// Output types from input types. `consts[i]` is the contents of input `i` where they are known;
-    /// only ops whose *shape* depends on contents look at it.
+    /// Output types from input types. `consts[i]` is the contents of input `i` where they are
+    /// known; only ops whose *shape* depends on contents look at it.
     fn infer(
         &self,
         inputs: &[TensorType],
@@ -97,13 +99,18 @@ op_table! {
     ops:
         // Contractions.
         matmul::MatMul,
+        einsum::Einsum,
         conv::Conv,
         // Elementwise.
         map::Map,
         fill::Fill,
         expand::Expand,
+        trilu::Trilu,
         // Reductions and normalisation.
         reduce::Reduce,
+        arg_reduce::ArgReduce,
+        cumsum::CumSum,
+        top_k::TopK,
         softmax::Softmax,
         normalize::Normalize,
         pool::Pool,
@@ -116,6 +123,9 @@ op_table! {
         pad::Pad,
         // Indexing.
         gather::Gather,
+        gather_elements::GatherElements,
+        scatter_elements::ScatterElements,
+        scatter_nd::ScatterNd,
         gather_nd::GatherNd,
         // Control flow.
         if_op::If,
@@ -123,11 +133,14 @@ op_table! {
     // Files that only decode: ONNX operators that are made of the ops above.
     composites:
         activation,
+        attention,
         batch_norm,
         constant,
         elementwise,
         gemm,
         group_norm,
+        one_hot,
+        rotary_embedding,
         tile;
 }
 

@@ -50,7 +50,7 @@ impl OpDef for Softmax {
         _: &[Option<&Tensor>],
     ) -> Result<Vec<TensorType>, OpError> {
         expect_inputs(inputs, 1)?;
-        inputs[0].axis(self.axis as i64)?;
+        inputs[0].dim(self.axis)?;
         if !inputs[0].dtype.is_float() {
             return Err(OpError::UnsupportedType { found: inputs[0].dtype });
         }

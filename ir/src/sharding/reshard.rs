@@ -4,6 +4,7 @@
 //! the partitioner and the verifier all go through it. How steps are priced is supplied from outside
 //! ([`StepCost`]).
 
+mod network;
 mod path;
 
 pub use path::{Path, Resharder, reshard, reshard_all, reshard_reduced};

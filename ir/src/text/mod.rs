@@ -28,8 +28,7 @@
 //!
 //! A node's `json` is its op's attributes. White space separates tokens and means nothing more;
 //! `//` starts a comment that ends with its line. Ids are kept: the parsed graph is equal to the
-//! printed one, ids included. That holds for every graph that [`verify`](crate::verify::verify)
-//! accepts and whose attributes JSON can hold, which leaves out floats that are not finite.
+//! printed one, ids included. That holds for every graph that [`verify`](crate::verify::verify) accepts.
 
 mod cursor;
 mod literal;

@@ -1,11 +1,16 @@
 //! One or more applications of every op, small and with extents that do not divide evenly.
 
+use crate::random::Random;
 use planc_ir::ops::Op;
+use planc_ir::ops::arg_reduce::ArgReduce;
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
+use planc_ir::ops::cumsum::CumSum;
+use planc_ir::ops::einsum::Einsum;
 use planc_ir::ops::expand::Expand;
 use planc_ir::ops::fill::Fill;
 use planc_ir::ops::gather::Gather;
+use planc_ir::ops::gather_elements::GatherElements;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
@@ -15,9 +20,14 @@ use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
+use planc_ir::ops::scatter::Update;
+use planc_ir::ops::scatter_elements::ScatterElements;
+use planc_ir::ops::scatter_nd::ScatterNd;
 use planc_ir::ops::slice::{Cut, Slice};
 use planc_ir::ops::softmax::Softmax;
+use planc_ir::ops::top_k::TopK;
 use planc_ir::ops::transpose::Transpose;
+use planc_ir::ops::trilu::Trilu;
 use planc_ir::program::kernel::PadMode;
 use planc_ir::program::{PoolKind, Window};
 use planc_ir::scalar::ScalarFn;
@@ -30,22 +40,9 @@ pub struct Sample {
     pub inputs: Vec<Tensor>,
 }
 
-/// Deterministic numbers in [-1, 1).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> f64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-
-    pub fn tensor(&mut self, shape: &[u64]) -> Tensor {
-        Tensor::from_f64(TensorType::new(DType::F64, shape), |_| self.next()).unwrap()
-    }
+/// A tensor of random numbers.
+pub fn random_tensor(random: &mut Random, shape: &[u64]) -> Tensor {
+    Tensor::from_f64(TensorType::new(DType::F64, shape), |_| random.next()).unwrap()
 }
 
 fn window(strides: &[u64], dilations: &[u64], before: &[u64], after: &[u64]) -> Window {
@@ -66,7 +63,7 @@ pub fn all() -> Vec<Sample> {
     let mut random = Random(1);
     let mut samples = Vec::new();
     let mut add = |op: Op, inputs: Vec<Tensor>| samples.push(Sample { op, inputs });
-    let mut x = |shape: &[u64]| random.tensor(shape);
+    let mut x = |shape: &[u64]| random_tensor(&mut random, shape);
 
     for (trans_a, trans_b) in [(false, false), (true, false), (false, true), (true, true)] {
         let a = if trans_a { x(&[2, 6, 5]) } else { x(&[2, 5, 6]) };
@@ -162,5 +159,36 @@ pub fn all() -> Vec<Sample> {
     add(GatherNd { batch_dims: 1 }.into(), vec![x(&[2, 4, 5]), at]);
     let at = ints(&[5, 2], &[0, 1, 2, -1, 1, 0, 0, 0, -3, 3]);
     add(GatherNd { batch_dims: 0 }.into(), vec![x(&[3, 4, 5]), at]);
+
+    for (exclusive, reverse) in [(false, false), (true, true)] {
+        add(CumSum { axis: 1, exclusive, reverse }.into(), vec![x(&[5, 4])]);
+    }
+    add(Trilu { upper: true, k: 1 }.into(), vec![x(&[5, 3, 4])]);
+    add(Trilu { upper: false, k: 0 }.into(), vec![x(&[4, 3])]);
+    add(TopK { axis: 1, k: 2, largest: true }.into(), vec![x(&[3, 5, 2])]);
+    add(TopK { axis: 0, k: 3, largest: false }.into(), vec![x(&[3, 5])]);
+    for keep in [true, false] {
+        let arg = ArgReduce { axis: 1, largest: keep, keep, last: false };
+        add(arg.into(), vec![x(&[5, 3, 2])]);
+    }
+    let at = ints(&[5, 2], &[0, 3, -1, 2, 2, 1, 0, 0, 3, -4]);
+    add(GatherElements { axis: 1 }.into(), vec![x(&[5, 4]), at.clone()]);
+    add(GatherElements { axis: 1 }.into(), vec![x(&[6, 4]), at.clone()]);
+    for update in [Update::Set, Update::Add, Update::Mul, Update::Max, Update::Min] {
+        let inputs = vec![x(&[5, 4]), at.clone(), x(&[5, 2])];
+        add(ScatterElements { axis: 1, update }.into(), inputs);
+        let at = ints(&[3, 1], &[1, -1, 1]);
+        add(ScatterNd { update }.into(), vec![x(&[3, 5]), at, x(&[3, 5])]);
+    }
+    for (inputs, output, shapes) in [
+        (vec!["bij", "jk"], "kbi", vec![vec![2, 3, 5], vec![5, 4]]),
+        (vec!["ab", "ac", "ad"], "bd", vec![vec![5, 2], vec![5, 3], vec![5, 4]]),
+        (vec!["bii"], "bi", vec![vec![3, 4, 4]]),
+        (vec!["ij", "ij"], "i", vec![vec![3, 5], vec![1, 5]]),
+    ] {
+        let inputs = inputs.into_iter().map(String::from).collect();
+        let op = Einsum { inputs, output: output.to_string() };
+        add(op.into(), shapes.iter().map(|s| x(s)).collect());
+    }
     samples
 }

@@ -1,22 +1,15 @@
 //! The search for the cheapest sequence of steps: Dijkstra over the shardings of one tensor.
 //!
-//! # What a path may pass through
-//!
-//! The shardings of a tensor on a mesh of a few axes are few (each axis is free, partial, or in one
-//! dimension), but two sets would be unbounded or useless, so a path's [`Scope`] limits them by its two
-//! ends:
-//!
-//! 1. Block lengths: of a dimension, 1 and those that the ends have there.
-//! 2. Partial values: a replicated value is made partial only over axes over which the target is.
-//!
-//! Ties go to fewer steps, then to the sharding that was found first, so that equal input gives equal
-//! paths.
+//! Ties go to fewer steps, then to the lesser sharding, so that equal input gives equal paths whatever
+//! was asked before.
 
-use super::{Step, StepCost, is_free};
+use super::network::{Network, Scope};
+use super::{Step, StepCost};
 use crate::graph::TensorType;
-use crate::sharding::{AxisId, DimSharding, Mesh, ReduceKind, Sharding};
+use crate::sharding::{Mesh, Sharding};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::rc::Rc;
 
 /// A sequence of steps and what it costs.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +22,8 @@ pub struct Path {
     pub cost_us: f64,
 }
 
-/// The cheapest sequence of steps from `from` to `to`; `None` if there is none: a sum does not become
-/// a maximum, and both must be shardings of a tensor of this type.
+/// The cheapest sequence of steps from `from` to `to`. There is one between any two shardings of a
+/// tensor of this type in canonical form; `None` if they are not that.
 pub fn reshard(
     ty: &TensorType,
     from: &Sharding,
@@ -38,10 +31,10 @@ pub fn reshard(
     mesh: &Mesh,
     cost: &dyn StepCost,
 ) -> Option<Path> {
-    reshard_all(ty, from, std::slice::from_ref(to), mesh, cost).pop().flatten()
+    Resharder::new(mesh, cost).path(ty, from, to).cloned()
 }
 
-/// [`reshard`] to each of many targets, in one search where their scopes agree.
+/// [`reshard`] to each of many targets.
 pub fn reshard_all(
     ty: &TensorType,
     from: &Sharding,
@@ -49,27 +42,7 @@ pub fn reshard_all(
     mesh: &Mesh,
     cost: &dyn StepCost,
 ) -> Vec<Option<Path>> {
-    let mut paths = vec![None; targets.len()];
-    let mut by_scope: BTreeMap<Scope, Vec<usize>> = BTreeMap::new();
-    for (i, to) in targets.iter().enumerate() {
-        if let Some(scope) = Scope::between(ty, from, to, mesh) {
-            by_scope.entry(scope).or_default().push(i);
-        }
-    }
-    for (scope, mut wanted) in by_scope {
-        let mut search = Search::new(ty, from, scope, mesh, cost);
-        while !wanted.is_empty() {
-            let Some(at) = search.settle() else { break };
-            wanted.retain(|&i| {
-                let reached = search.states[at].sharding == targets[i];
-                if reached {
-                    paths[i] = Some(search.path_to(at));
-                }
-                !reached
-            });
-        }
-    }
-    paths
+    Resharder::new(mesh, cost).paths(ty, from, targets)
 }
 
 /// The cheapest sequence of steps after which nothing is partial, wherever that leads: how a graph's
@@ -80,21 +53,29 @@ pub fn reshard_reduced(
     mesh: &Mesh,
     cost: &dyn StepCost,
 ) -> Option<Path> {
-    let whole = Sharding::replicated(ty.rank());
-    let mut search = Search::new(ty, from, Scope::between(ty, from, &whole, mesh)?, mesh, cost);
+    let scope = Scope::between(ty, from, &Sharding::replicated(ty.rank()), mesh)?;
+    let mut network = Network::new(ty.clone(), scope, mesh, cost);
+    let mut search = Search::new(&mut network, from);
     while let Some(at) = search.settle() {
-        if search.states[at].sharding.partial.is_empty() {
+        if search.network.nodes[at].sharding.partial.is_empty() {
             return Some(search.path_to(at));
         }
     }
     None
 }
 
-/// Remembers paths, for callers that ask for the same ones again and again.
+/// Finds paths and remembers them, with all that was worked out on the way.
 pub struct Resharder<'a> {
     mesh: &'a Mesh,
     cost: &'a dyn StepCost,
-    paths: HashMap<TensorType, HashMap<(Sharding, Sharding), Option<Path>>>,
+    types: HashMap<TensorType, Known<'a>>,
+}
+
+/// What is known of the reshards of one type.
+#[derive(Default)]
+struct Known<'a> {
+    paths: HashMap<(Sharding, Sharding), Option<Path>>,
+    networks: BTreeMap<Scope, Network<'a>>,
 }
 
 impl std::fmt::Debug for Resharder<'_> {
@@ -104,21 +85,18 @@ impl std::fmt::Debug for Resharder<'_> {
 }
 
 impl<'a> Resharder<'a> {
-    /// With nothing remembered.
+    /// With nothing known.
     pub fn new(mesh: &'a Mesh, cost: &'a dyn StepCost) -> Self {
-        Self { mesh, cost, paths: HashMap::new() }
+        Self { mesh, cost, types: HashMap::new() }
     }
 
     /// See [`reshard`].
     pub fn path(&mut self, ty: &TensorType, from: &Sharding, to: &Sharding) -> Option<&Path> {
-        if !self.paths.contains_key(ty) {
-            self.paths.insert(ty.clone(), HashMap::new());
+        let key = (from.clone(), to.clone());
+        if !self.types.get(ty).is_some_and(|known| known.paths.contains_key(&key)) {
+            self.find(ty, from, std::slice::from_ref(to));
         }
-        self.paths
-            .get_mut(ty)?
-            .entry((from.clone(), to.clone()))
-            .or_insert_with(|| reshard(ty, from, to, self.mesh, self.cost))
-            .as_ref()
+        self.types.get(ty)?.paths.get(&key)?.as_ref()
     }
 
     /// The cost of [`Resharder::path`] in microseconds.
@@ -126,84 +104,64 @@ impl<'a> Resharder<'a> {
         if from == to { Some(0.0) } else { self.path(ty, from, to).map(|p| p.cost_us) }
     }
 
-    /// See [`reshard_all`]: one row of a cost matrix.
-    pub fn costs_us(
+    /// See [`reshard_all`].
+    pub fn paths(
         &mut self,
         ty: &TensorType,
         from: &Sharding,
         targets: &[Sharding],
-    ) -> Vec<Option<f64>> {
-        let known = self.paths.entry(ty.clone()).or_default();
-        let missing: Vec<Sharding> = targets
-            .iter()
-            .filter(|&to| !known.contains_key(&(from.clone(), to.clone())))
-            .cloned()
-            .collect();
-        let found = reshard_all(ty, from, &missing, self.mesh, self.cost);
-        known.extend(missing.into_iter().map(|to| (from.clone(), to)).zip(found));
-        targets.iter().map(|to| self.cost_us(ty, from, to)).collect()
+    ) -> Vec<Option<Path>> {
+        self.find(ty, from, targets);
+        targets.iter().map(|to| self.path(ty, from, to).cloned()).collect()
+    }
+
+    /// Finds the paths that are not known, in one search where their scopes agree.
+    fn find(&mut self, ty: &TensorType, from: &Sharding, targets: &[Sharding]) {
+        let (mesh, cost) = (self.mesh, self.cost);
+        let Known { paths, networks } = self.types.entry(ty.clone()).or_default();
+        let mut by_scope: BTreeMap<Scope, Vec<&Sharding>> = BTreeMap::new();
+        for to in targets {
+            let key = (from.clone(), to.clone());
+            if paths.contains_key(&key) {
+                continue;
+            }
+            paths.insert(key, None);
+            if let Some(scope) = Scope::between(ty, from, to, mesh) {
+                by_scope.entry(scope).or_default().push(to);
+            }
+        }
+        for (scope, mut wanted) in by_scope {
+            let network = networks
+                .entry(scope.clone())
+                .or_insert_with(|| Network::new(ty.clone(), scope, mesh, cost));
+            let mut search = Search::new(network, from);
+            while !wanted.is_empty() {
+                let Some(at) = search.settle() else { break };
+                if let Some(i) =
+                    wanted.iter().position(|&to| *to == *search.network.nodes[at].sharding)
+                {
+                    let to = wanted.swap_remove(i).clone();
+                    paths.insert((from.clone(), to), Some(search.path_to(at)));
+                }
+            }
+        }
     }
 }
 
-/// What a path between two shardings may pass through; see the module's page.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Scope {
-    /// Of each dimension, the block lengths.
-    units: Vec<Vec<u64>>,
-    /// Axes that may become partial, and how.
-    partial: Vec<(AxisId, ReduceKind)>,
-}
-
-impl Scope {
-    fn between(ty: &TensorType, from: &Sharding, to: &Sharding, mesh: &Mesh) -> Option<Self> {
-        if !from.is_valid(ty.rank(), mesh) || !to.is_valid(ty.rank(), mesh) {
-            return None;
-        }
-        let clash = |&(a, k): &(AxisId, ReduceKind)| {
-            from.partial.iter().any(|&(b, other)| a == b && k != other)
-        };
-        if to.partial.iter().any(clash) {
-            return None;
-        }
-        let units = from.dims.iter().zip(&to.dims).map(|(a, b)| {
-            let mut units = vec![1, a.unit, b.unit];
-            units.sort_unstable();
-            units.dedup();
-            units
-        });
-        Some(Self { units: units.collect(), partial: to.partial.clone() })
-    }
-}
-
-/// A sharding that the search has found.
-struct State {
-    sharding: Sharding,
-    /// The largest part.
-    local: TensorType,
-    /// Of the best path found so far.
-    cost_us: f64,
-    steps: u32,
-    /// The last step of that path and where it starts.
-    arrived: Option<(usize, Step)>,
-    settled: bool,
-}
-
-/// An entry of the queue: the state as it was when queued.
-#[derive(PartialEq)]
+/// An entry of the queue: a node and a path to it.
 struct Entry {
     cost_us: f64,
-    steps: u32,
-    state: usize,
+    steps: usize,
+    sharding: Rc<Sharding>,
+    node: usize,
 }
-
-impl Eq for Entry {}
 
 impl Ord for Entry {
     fn cmp(&self, other: &Self) -> Ordering {
         self.cost_us
             .total_cmp(&other.cost_us)
             .then(self.steps.cmp(&other.steps))
-            .then(self.state.cmp(&other.state))
+            .then_with(|| self.sharding.cmp(&other.sharding))
     }
 }
 
@@ -213,183 +171,85 @@ impl PartialOrd for Entry {
     }
 }
 
-struct Search<'a> {
-    ty: &'a TensorType,
-    scope: Scope,
-    mesh: &'a Mesh,
-    cost: &'a dyn StepCost,
-    states: Vec<State>,
-    index: HashMap<Sharding, usize>,
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Entry {}
+
+/// The best path to a node that was found so far.
+#[derive(Clone)]
+struct Best {
+    cost_us: f64,
+    steps: usize,
+    /// The last step, and the node from which it leads; none at the start.
+    arrived: Option<(usize, Step)>,
+    /// Whether no better path can be found.
+    is_settled: bool,
+}
+
+/// Dijkstra's algorithm from one node.
+struct Search<'n, 'a> {
+    network: &'n mut Network<'a>,
+    best: Vec<Option<Best>>,
     queue: BinaryHeap<Reverse<Entry>>,
 }
 
-impl<'a> Search<'a> {
-    fn new(
-        ty: &'a TensorType,
-        from: &Sharding,
-        scope: Scope,
-        mesh: &'a Mesh,
-        cost: &'a dyn StepCost,
-    ) -> Self {
-        let mut search = Self {
-            ty,
-            scope,
-            mesh,
-            cost,
-            states: Vec::new(),
-            index: HashMap::new(),
-            queue: BinaryHeap::new(),
-        };
-        let start = search.intern(from.clone());
-        (search.states[start].cost_us, search.states[start].steps) = (0.0, 0);
-        search.queue.push(Reverse(Entry { cost_us: 0.0, steps: 0, state: start }));
+impl<'n, 'a> Search<'n, 'a> {
+    fn new(network: &'n mut Network<'a>, from: &Sharding) -> Self {
+        let start = network.node(from.clone());
+        let mut search = Self { network, best: Vec::new(), queue: BinaryHeap::new() };
+        search.improve(start, Best { cost_us: 0.0, steps: 0, arrived: None, is_settled: false });
         search
     }
 
-    fn intern(&mut self, sharding: Sharding) -> usize {
-        if let Some(&at) = self.index.get(&sharding) {
-            return at;
+    fn improve(&mut self, node: usize, best: Best) {
+        let sharding = Rc::clone(&self.network.nodes[node].sharding);
+        let (cost_us, steps) = (best.cost_us, best.steps);
+        self.queue.push(Reverse(Entry { cost_us, steps, sharding, node }));
+        if self.best.len() <= node {
+            self.best.resize(self.network.nodes.len(), None);
         }
-        let local =
-            TensorType::new(self.ty.dtype, sharding.max_local_shape(&self.ty.shape, self.mesh));
-        self.index.insert(sharding.clone(), self.states.len());
-        self.states.push(State {
-            sharding,
-            local,
-            cost_us: f64::MAX,
-            steps: u32::MAX,
-            arrived: None,
-            settled: false,
-        });
-        self.states.len() - 1
+        self.best[node] = Some(best);
     }
 
-    /// The next sharding in order of distance, whose best path is now known.
+    /// The next node in order of distance, whose best path is now known.
     fn settle(&mut self) -> Option<usize> {
-        while let Some(Reverse(Entry { state: at, .. })) = self.queue.pop() {
-            if std::mem::replace(&mut self.states[at].settled, true) {
+        while let Some(Reverse(Entry { cost_us, steps, node: at, .. })) = self.queue.pop() {
+            let Some(best) = &mut self.best[at] else { continue };
+            if std::mem::replace(&mut best.is_settled, true) {
                 continue;
             }
-            let sharding = self.states[at].sharding.clone();
-            for step in self.steps_from(&sharding) {
-                let Some(next) = step.apply(&sharding, &self.ty.shape, self.mesh) else { continue };
-                self.relax(at, step, next);
+            for edge in self.network.edges(at).iter() {
+                let (cost_us, steps) = (cost_us + edge.cost_us, steps + 1);
+                let known = self.best.get(edge.to).and_then(Option::as_ref);
+                let is_better = known.is_none_or(|b| {
+                    let order = cost_us.total_cmp(&b.cost_us).then(steps.cmp(&b.steps));
+                    !b.is_settled && order.is_lt()
+                });
+                if is_better {
+                    let arrived = Some((at, edge.step.clone()));
+                    self.improve(edge.to, Best { cost_us, steps, arrived, is_settled: false });
+                }
             }
             return Some(at);
         }
         None
     }
 
-    fn relax(&mut self, at: usize, step: Step, next: Sharding) {
-        let next = self.intern(next);
-        if self.states[next].settled {
-            return;
-        }
-        let (before, after) = (&self.states[at].local, &self.states[next].local);
-        let cost_us = self.states[at].cost_us + self.cost.step_us(&step, before, after, self.mesh);
-        let steps = self.states[at].steps + 1;
-        let state = &mut self.states[next];
-        let order = cost_us.total_cmp(&state.cost_us).then(steps.cmp(&state.steps));
-        if order == Ordering::Less {
-            (state.cost_us, state.steps) = (cost_us, steps);
-            state.arrived = Some((at, step));
-            self.queue.push(Reverse(Entry { cost_us, steps, state: next }));
-        }
-    }
-
+    /// The best path to a settled node.
     fn path_to(&self, mut at: usize) -> Path {
-        let cost_us = self.states[at].cost_us;
+        let cost_us = self.best[at].as_ref().map_or(0.0, |b| b.cost_us);
         let (mut steps, mut shardings) = (Vec::new(), Vec::new());
-        while let Some((before, step)) = &self.states[at].arrived {
+        while let Some(Best { arrived: Some((before, step)), .. }) = &self.best[at] {
             steps.push(step.clone());
-            shardings.push(self.states[at].sharding.clone());
+            shardings.push((*self.network.nodes[at].sharding).clone());
             at = *before;
         }
         steps.reverse();
         shardings.reverse();
         Path { steps, shardings, cost_us }
     }
-
-    /// Every step that the scope offers; those that do not nest with what is there fail to apply.
-    fn steps_from(&self, s: &Sharding) -> Vec<Step> {
-        let mut steps = Vec::new();
-        let free: Vec<AxisId> =
-            self.mesh.axis_ids().filter(|&a| is_free(s, a, self.mesh)).collect();
-
-        for kind in [ReduceKind::Sum, ReduceKind::Max, ReduceKind::Min, ReduceKind::Prod] {
-            let of_kind = |list: &[(AxisId, ReduceKind)]| -> Vec<AxisId> {
-                list.iter().filter(|p| p.1 == kind).map(|p| p.0).collect()
-            };
-            for axes in arrangements(&of_kind(&s.partial)) {
-                if axes.is_sorted() {
-                    steps.push(Step::AllReduce { axes: axes.clone(), kind });
-                }
-                self.each_split(s, &axes, |dim, unit| {
-                    steps.push(Step::ReduceScatter { axes: axes.clone(), dim, kind, unit });
-                });
-            }
-            let mut wanted = of_kind(&self.scope.partial);
-            wanted.retain(|a| free.contains(a));
-            for axes in arrangements(&wanted) {
-                if axes.is_sorted() {
-                    steps.push(Step::ToPartial { axes, kind });
-                }
-            }
-        }
-        for (from, d) in s.dims.iter().enumerate() {
-            for first in 0..d.axes.len() {
-                let axes = &d.axes[first..];
-                steps.push(Step::AllGather { axes: axes.to_vec(), dim: from });
-                self.each_split(s, axes, |to, unit| {
-                    if to != from {
-                        steps.push(Step::AllToAll { axes: axes.to_vec(), from, to, unit });
-                    }
-                });
-            }
-        }
-        for axes in arrangements(&free) {
-            self.each_split(s, &axes, |dim, unit| {
-                steps.push(Step::Slice { axes: axes.clone(), dim, unit });
-            });
-        }
-        steps
-    }
-
-    /// Every dimension to which the axes may be added, and in which block length.
-    fn each_split(&self, s: &Sharding, axes: &[AxisId], mut f: impl FnMut(usize, u64)) {
-        for (dim, (d, &n)) in s.dims.iter().zip(&self.ty.shape).enumerate() {
-            let mut split = d.axes.clone();
-            split.extend_from_slice(axes);
-            let mut seen = Vec::new();
-            for &unit in &self.scope.units[dim] {
-                let split = DimSharding { axes: split.clone(), unit }.canonical(n, self.mesh);
-                // Block lengths that say the same partition are one step.
-                if seen.contains(&split.unit) {
-                    continue;
-                }
-                seen.push(split.unit);
-                f(dim, unit);
-            }
-        }
-    }
-}
-
-/// Every ordered selection of one or more of these axes.
-fn arrangements(axes: &[AxisId]) -> Vec<Vec<AxisId>> {
-    let mut all = Vec::new();
-    let mut last: Vec<Vec<AxisId>> = vec![Vec::new()];
-    while !last.is_empty() {
-        last = last
-            .iter()
-            .flat_map(|start| {
-                axes.iter().filter(|a| !start.contains(a)).map(|&a| {
-                    let mut longer = start.clone();
-                    longer.push(a);
-                    longer
-                })
-            })
-            .collect();
-        all.extend_from_slice(&last);
-    }
-    all
 }

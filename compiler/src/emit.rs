@@ -1,0 +1,162 @@
+//! Writes a graph, a strategy and a program down as a [`Plan`].
+
+use crate::search::SearchResult;
+use planc_cost_model::CostModel;
+use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
+use planc_ir::onnx::Model;
+use planc_ir::ops::WorkKind;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use planc_ir::plan::{
+    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage, Weight,
+};
+use planc_ir::program::{BufferId, Program};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// Largest weight that a plan carries inline, because the model stores it in a typed field that cannot
+/// be read in place.
+const MAX_INLINE_BYTES: u64 = 64 << 20;
+
+/// A plan that cannot be written down.
+#[derive(Debug, Error)]
+pub enum EmitError {
+    /// A weight without a place in a file is too large to be carried in the plan.
+    #[error(
+        "weight `{name}` ({bytes} bytes) is stored in a typed field of the model, which cannot be read in \
+         place, and is too large to be carried in the plan: re-save the model with raw data"
+    )]
+    InlineWeight {
+        /// Its name.
+        name: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The program names a value that the graph does not have.
+    #[error("the program loads `{0}`, which the model does not have")]
+    UnknownValue(String),
+    /// The cluster could not be written as JSON.
+    #[error(transparent)]
+    Cluster(#[from] planc_cost_model::CostError),
+}
+
+/// The plan that runs `program`.
+///
+/// # Errors
+/// See [`EmitError`].
+pub fn plan(
+    model: &Model,
+    file: &str,
+    cost: &CostModel,
+    search: &SearchResult,
+    program: Program,
+) -> Result<Plan, EmitError> {
+    let graph = &model.graph;
+    let by_name: BTreeMap<&str, &Value> =
+        graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
+    let value = |id: BufferId| {
+        let name = &program.buffer(id).name;
+        by_name
+            .get(name.as_str())
+            .copied()
+            .ok_or_else(|| EmitError::UnknownValue(name.clone()))
+    };
+    let weights =
+        program.weights.iter().map(|&b| weight(value(b)?)).collect::<Result<Vec<_>, _>>()?;
+    let constants =
+        program.constants.iter().map(|&b| constant(value(b)?)).collect::<Result<Vec<_>, _>>()?;
+    let strategy = graph
+        .nodes
+        .iter()
+        .zip(&search.strategy.ops)
+        .map(|(node, strategy)| NodeStrategy {
+            node: node.name.clone(),
+            op: node.op.name().to_string(),
+            strategy: strategy.clone(),
+        })
+        .collect();
+    let named = |ids: &[planc_ir::ValueId]| {
+        ids.iter()
+            .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
+            .collect()
+    };
+    Ok(Plan {
+        format: FORMAT,
+        checksum: String::new(),
+        model: ModelRef {
+            name: graph.name.clone(),
+            file: file.to_string(),
+            digest: model.digest.clone(),
+            bindings: model.bindings.clone(),
+            parameters: model.parameters,
+            flops: matrix_flops(graph),
+            inputs: named(&graph.inputs),
+            outputs: named(&graph.outputs),
+        },
+        cluster: cost.cluster().to_json()?,
+        semantics: Semantics::Exact,
+        predicted: prediction(search),
+        baselines: search.baselines.clone(),
+        certificate: search.certificate.clone(),
+        stages: vec![Stage { first_rank: 0, strategy, program }],
+        weights,
+        constants,
+    })
+}
+
+/// What the evaluator says of the chosen strategy.
+fn prediction(search: &SearchResult) -> Prediction {
+    let e = &search.evaluation;
+    Prediction {
+        total_us: e.total_us,
+        compute_us: e.compute_us,
+        communication_us: e.communication_us.clone(),
+        memory_bytes: e.memory_bytes,
+        weight_bytes: e.weight_bytes,
+        activation_bytes: e.activation_bytes(),
+    }
+}
+
+/// Floating-point operations of matrix products and convolutions.
+pub fn matrix_flops(graph: &Graph) -> f64 {
+    graph
+        .node_ids()
+        .filter(|&id| !graph.is_dynamic(id))
+        .map(|id| graph.node(id).op.work(&graph.input_types(id), &graph.output_types(id)))
+        .filter(|w| matches!(w.kind, WorkKind::Matmul { .. } | WorkKind::Conv { .. }))
+        .map(|w| w.flops)
+        .sum()
+}
+
+fn weight(value: &Value) -> Result<Weight, EmitError> {
+    let source = match &value.def {
+        ValueDef::Weight(WeightSource::ModelFile { offset, .. }) => {
+            Source::File { location: None, offset: *offset }
+        }
+        ValueDef::Weight(WeightSource::External { location, offset, .. }) => {
+            Source::File { location: Some(location.clone()), offset: *offset }
+        }
+        ValueDef::Weight(WeightSource::Inline(t)) | ValueDef::Constant(t) => {
+            let bytes = value.ty.bytes();
+            if bytes > MAX_INLINE_BYTES {
+                return Err(EmitError::InlineWeight { name: value.name.clone(), bytes });
+            }
+            Source::Inline(STANDARD.encode(t.to_bytes()))
+        }
+        ValueDef::Input | ValueDef::Node { .. } => {
+            return Err(EmitError::UnknownValue(value.name.clone()));
+        }
+    };
+    Ok(Weight { name: value.name.clone(), ty: value.ty.clone(), source })
+}
+
+fn constant(value: &Value) -> Result<Constant, EmitError> {
+    match &value.def {
+        ValueDef::Constant(t) => Ok(Constant {
+            name: value.name.clone(),
+            ty: value.ty.clone(),
+            data: STANDARD.encode(t.to_bytes()),
+        }),
+        _ => Err(EmitError::UnknownValue(value.name.clone())),
+    }
+}

@@ -1,0 +1,226 @@
+//! The numerical check: see the module above.
+
+use super::compare::{Comparison, Tolerance, compare, random_inputs};
+use super::{Options, VerifyError};
+use crate::emit::matrix_flops;
+use planc_cost_model::{Catalogue, Cluster, CostModel};
+use planc_ir::graph::{Graph, ValueDef};
+use planc_ir::onnx::{ImportOptions, Model, import};
+use planc_ir::plan::{Named, Plan};
+use planc_ir::program::Program;
+use planc_ir::sharding::{Sharding, Strategy};
+use planc_ir::weights::{ModelFiles, Weights as _};
+use planc_ir::{DType, Tensor, TensorType, interp};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Work up to which the plan is run on its own dimensions.
+const MAX_FLOPS: f64 = 2e9;
+
+/// Bytes of all values together up to which a graph is evaluated.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// What symbolic dimensions are bound to where the plan's own are too large.
+const SMALL_EXTENT: u64 = 8;
+
+/// The numerical check's result.
+#[derive(Debug)]
+pub enum Numerical {
+    /// It was made.
+    Compared {
+        /// On what.
+        what: String,
+        /// The output that differs most.
+        worst: Comparison,
+    },
+    /// It could not be made.
+    Skipped {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Runs the plan, or its strategies on small dimensions, and compares with the reference evaluation.
+///
+/// # Errors
+/// If something that should run does not.
+pub fn check(
+    plan: &Plan,
+    model: &Model,
+    path: &Path,
+    options: &Options,
+) -> Result<Numerical, VerifyError> {
+    let program = &plan.stages[0].program;
+    if options.bind.is_empty() && is_cheap(&model.graph) {
+        let what = "the plan's own program";
+        return run(what.to_string(), &model.graph, program, path, options.seed);
+    }
+    let bind: BTreeMap<String, u64> = plan
+        .model
+        .bindings
+        .iter()
+        .map(|(name, &n)| {
+            let small = n.min(SMALL_EXTENT);
+            (name.clone(), options.bind.get(name).copied().unwrap_or(small))
+        })
+        .collect();
+    let bound: Vec<String> = bind.iter().map(|(name, n)| format!("{name}={n}")).collect();
+    let what = format!("the plan's strategies with {}", bound.join(", "));
+    let skipped = |why: String| Ok(Numerical::Skipped { why });
+    let small = match import(path, &ImportOptions { bind }) {
+        Ok(small) => small,
+        Err(e) => return skipped(format!("{what}: {e}")),
+    };
+    if !same_nodes(&small.graph, &model.graph) {
+        return skipped(format!("{what}: the model's nodes depend on its dimensions; try --bind"));
+    }
+    if !is_cheap(&small.graph) {
+        return skipped(format!("{what}: the model is too large for the reference evaluation"));
+    }
+    let strategy = match strategy(plan, &small.graph) {
+        Ok(strategy) => strategy,
+        Err(e) => return skipped(format!("{what}: {e}; try --bind")),
+    };
+    let program = planc_codegen::partition(&small.graph, &strategy, &cost_model(plan)?)?;
+    run(what, &small.graph, &program, path, options.seed)
+}
+
+fn is_cheap(graph: &Graph) -> bool {
+    let bytes = graph.values.iter().fold(0u64, |n, v| n.saturating_add(v.ty.bytes()));
+    bytes <= MAX_BYTES && matrix_flops(graph) <= MAX_FLOPS
+}
+
+fn same_nodes(a: &Graph, b: &Graph) -> bool {
+    a.nodes.len() == b.nodes.len()
+        && a.nodes
+            .iter()
+            .zip(&b.nodes)
+            .all(|(a, b)| a.name == b.name && a.op.name() == b.op.name())
+}
+
+/// The plan's strategies on a graph with other dimensions.
+fn strategy(plan: &Plan, graph: &Graph) -> Result<Strategy, planc_ir::sharding::StrategyError> {
+    let stage = &plan.stages[0];
+    let program = &stage.program;
+    let mesh = program.mesh.clone();
+    let loaded: BTreeMap<&str, &Sharding> = [&program.inputs, &program.weights, &program.constants]
+        .into_iter()
+        .flatten()
+        .map(|&id| (program.buffer(id).name.as_str(), &program.buffer(id).sharding))
+        .collect();
+    let ops = stage.strategy.iter().map(|s| s.strategy.clone()).collect();
+    Strategy::from_ops(graph, mesh.clone(), ops, |v| {
+        let value = graph.value(v);
+        match loaded.get(value.name.as_str()) {
+            Some(&home) if home.dims.len() == value.ty.rank() => {
+                home.clone().canonical(&value.ty.shape, &mesh)
+            }
+            _ => Sharding::replicated(value.ty.rank()),
+        }
+    })
+}
+
+fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
+    let bad = |e: planc_cost_model::CostError| VerifyError::Cluster(e.to_string());
+    let catalogue = Catalogue::shipped().map_err(bad)?;
+    let cluster = Cluster::from_json(&plan.cluster.to_string(), &catalogue).map_err(bad)?;
+    CostModel::new(&cluster, &catalogue).map_err(bad)
+}
+
+/// Runs a program of `graph` and the reference on the same random inputs.
+fn run(
+    what: String,
+    graph: &Graph,
+    program: &Program,
+    path: &Path,
+    seed: u64,
+) -> Result<Numerical, VerifyError> {
+    let (weights, what) = match weights(graph, path) {
+        Some(weights) => (weights, what),
+        None => (random_weights(graph, seed)?, format!("{what}, random weights")),
+    };
+    let named: Vec<Named> = graph
+        .inputs
+        .iter()
+        .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
+        .collect();
+    let inputs = random_inputs(&named, seed)?;
+    let constants = graph
+        .values
+        .iter()
+        .filter_map(|v| match &v.def {
+            ValueDef::Constant(t) => Some((v.name.clone(), t.as_ref().clone())),
+            _ => None,
+        })
+        .collect();
+    let ordered: Vec<Tensor> = named.iter().map(|n| inputs[&n.name].clone()).collect();
+    let expected = interp::evaluate(graph, &ordered, &Loaded(&weights))?;
+    let found = planc_runtime::execute(program, &weights, &constants, &inputs)?;
+
+    let mut worst = Comparison { max_abs: 0.0, max_rel: 0.0, equal: true };
+    for ((_, found), expected) in found.iter().zip(&expected) {
+        let c = compare(found, expected, tolerance(expected.dtype()));
+        worst.max_abs = worst.max_abs.max(c.max_abs);
+        worst.max_rel = worst.max_rel.max(c.max_rel);
+        worst.equal &= c.equal;
+    }
+    Ok(Numerical::Compared { what, worst })
+}
+
+/// What rounding in another order may change.
+fn tolerance(dtype: DType) -> Tolerance {
+    match dtype {
+        DType::F64 => Tolerance { atol: 1e-9, rtol: 1e-9 },
+        DType::F16 => Tolerance { atol: 1e-2, rtol: 1e-2 },
+        DType::BF16 => Tolerance { atol: 5e-2, rtol: 5e-2 },
+        _ => Tolerance { atol: 1e-4, rtol: 1e-3 },
+    }
+}
+
+/// The model's weights; `None` if their files are absent.
+fn weights(graph: &Graph, path: &Path) -> Option<BTreeMap<String, Tensor>> {
+    let files = ModelFiles::new(path);
+    graph
+        .values
+        .iter()
+        .filter_map(|v| match &v.def {
+            ValueDef::Weight(source) => {
+                Some(files.load(&v.name, &v.ty, source).ok().map(|t| (v.name.clone(), t)))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+/// Small random weights, so that activations stay of one magnitude through a deep network.
+fn random_weights(
+    graph: &Graph,
+    seed: u64,
+) -> Result<BTreeMap<String, Tensor>, planc_ir::EvalError> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    graph
+        .values
+        .iter()
+        .filter(|v| matches!(v.def, ValueDef::Weight(_)))
+        .map(|v| {
+            let fan_in = v.ty.shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
+            let scale = 1.0 / (fan_in as f64).sqrt();
+            let t = Tensor::from_f64(v.ty.clone(), |_| (rng.f64() * 2.0 - 1.0) * scale)?;
+            Ok((v.name.clone(), t))
+        })
+        .collect()
+}
+
+/// Weights in memory, for the reference evaluation.
+struct Loaded<'a>(&'a BTreeMap<String, Tensor>);
+
+impl planc_ir::weights::Weights for Loaded<'_> {
+    fn load(
+        &self,
+        name: &str,
+        _: &TensorType,
+        _: &planc_ir::WeightSource,
+    ) -> Result<Tensor, planc_ir::weights::WeightError> {
+        self.0.get(name).cloned().ok_or(planc_ir::weights::WeightError::None)
+    }
+}

@@ -1,0 +1,81 @@
+//! Runs a plan for a model.
+
+use crate::weights::{PlanWeights, decode};
+use crate::{Executor, RunError};
+use planc_ir::Tensor;
+use planc_ir::digest::model_digest;
+use planc_ir::plan::{Plan, Source};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+/// A plan with its weights in place, ready to run any number of times.
+#[derive(Debug)]
+pub struct Session {
+    executor: Executor,
+}
+
+impl Session {
+    /// Checks that the plan is one for the model at `model` and that its program is valid, and loads
+    /// every rank's slices of the weights. External weight files are looked for beside the model.
+    pub fn load(plan: &Plan, model: &Path) -> Result<Self, RunError> {
+        let [stage] = &plan.stages[..] else {
+            return Err(RunError::Stages { stages: plan.stages.len() });
+        };
+        check_model(plan, model)?;
+        let weights = PlanWeights::new(model, &plan.weights)?;
+        let constants = plan
+            .constants
+            .iter()
+            .map(|c| {
+                let bytes = decode("constant", &c.name, &c.ty, &c.data)?;
+                let tensor = Tensor::from_bytes(c.ty.clone(), &bytes).map_err(|e| {
+                    let why = e.to_string();
+                    RunError::Contents { what: "constant", name: c.name.clone(), why }
+                })?;
+                Ok((c.name.clone(), tensor))
+            })
+            .collect::<Result<BTreeMap<_, _>, RunError>>()?;
+        Ok(Self { executor: Executor::new(stage.program.clone(), &weights, &constants)? })
+    }
+
+    /// Runs the plan. Inputs and results are whole tensors; results come in the model's order.
+    pub fn run(
+        &mut self,
+        inputs: &BTreeMap<String, Tensor>,
+    ) -> Result<Vec<(String, Tensor)>, RunError> {
+        self.executor.run(inputs)
+    }
+
+    /// For each rank, how many bytes of weights it read.
+    pub fn weight_bytes_read(&self) -> Vec<u64> {
+        self.executor.weight_bytes_read()
+    }
+}
+
+/// Compares the model's digest with the plan's. It covers everything but the weights' bytes.
+fn check_model(plan: &Plan, model: &Path) -> Result<(), RunError> {
+    let ranges: Vec<Range<u64>> = plan
+        .weights
+        .iter()
+        .filter_map(|w| match w.source {
+            Source::File { location: None, offset } => {
+                Some(offset..offset.saturating_add(w.ty.bytes()))
+            }
+            _ => None,
+        })
+        .collect();
+    let path = || model.to_path_buf();
+    let found = match model_digest(model, &ranges) {
+        Ok(found) => found,
+        // The plan's weights do not even lie inside this file.
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => e.to_string(),
+        Err(source) => return Err(RunError::Model { path: path(), source }),
+    };
+    if found == plan.model.digest {
+        Ok(())
+    } else {
+        let expected = plan.model.digest.clone();
+        Err(RunError::OtherModel { path: path(), expected, found })
+    }
+}

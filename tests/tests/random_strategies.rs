@@ -1,0 +1,125 @@
+//! Any legal strategy of a real model is executed right, not only the chosen one: strategies drawn at
+//! random per op (partial sums, reshards in odd places, extents that do not divide) give the outputs
+//! that ONNX Runtime computed.
+
+use fastrand::Rng;
+use planc::verify::{Tolerance, compare};
+use planc_ir::graph::ValueDef;
+use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::sharding::{
+    AxisUse, Mesh, OpStrategy, Sharding, Strategy, op_shardings,
+};
+use planc_ir::weights::{ModelFiles, Weights as _};
+use planc_ir::{Graph, NodeId, Tensor, ValueId};
+use planc_tests::{bindings, cost_model, run_model};
+use std::collections::BTreeMap;
+
+/// Strategies drawn for each mesh.
+const DRAWS: u64 = 2;
+
+fn meshes() -> Vec<Mesh> {
+    let mut uneven = Mesh::new([("a", 2), ("b", 2)]);
+    uneven.axes[1].shares = Some(vec![1, 3]);
+    vec![
+        Mesh::new([("a", 2)]),
+        Mesh::new([("a", 3)]),
+        Mesh::new([("a", 2), ("b", 2)]),
+        Mesh::new([("a", 4), ("b", 2)]),
+        uneven,
+    ]
+}
+
+/// A random legal strategy of a node; replication if chance finds none.
+fn draw_op(graph: &Graph, id: NodeId, mesh: &Mesh, rng: &mut Rng) -> OpStrategy {
+    let rule = graph.node(id).op.rule(&graph.input_types(id), &graph.output_types(id));
+    let uses = rule.axis_uses();
+    for _ in 0..20 {
+        let axes: Vec<AxisUse> =
+            (0..mesh.rank()).map(|_| uses[rng.usize(..uses.len())]).collect();
+        let strategy = OpStrategy { axes };
+        if op_shardings(graph, id, mesh, &strategy).is_ok() {
+            return strategy;
+        }
+    }
+    OpStrategy::replicated(mesh)
+}
+
+/// A random sharding of a value that is loaded.
+fn draw_home(graph: &Graph, v: ValueId, mesh: &Mesh, rng: &mut Rng) -> Sharding {
+    let ty = graph.ty(v);
+    let mut home = Sharding::replicated(ty.rank());
+    for axis in mesh.axis_ids() {
+        if ty.rank() > 0 && rng.bool() {
+            home.dims[rng.usize(..ty.rank())].axes.push(axis);
+        }
+    }
+    home.canonical(&ty.shape, mesh)
+}
+
+fn check(name: &str) {
+    let Some(model) = run_model(name) else { return };
+    let set = &model.sets[0];
+    let bind = bindings(&model.path, set).into_iter().collect();
+    let graph = import(&model.path, &ImportOptions { bind }).expect("imports").graph;
+    let files = ModelFiles::new(&model.path);
+    let (mut weights, mut constants) = (BTreeMap::new(), BTreeMap::<String, Tensor>::new());
+    for v in &graph.values {
+        match &v.def {
+            ValueDef::Weight(source) => {
+                let tensor = files.load(&v.name, &v.ty, source).expect("the weight is there");
+                weights.insert(v.name.clone(), tensor);
+            }
+            ValueDef::Constant(t) => {
+                constants.insert(v.name.clone(), t.as_ref().clone());
+            }
+            _ => {}
+        }
+    }
+    let mut rng = Rng::with_seed(7);
+    let tolerance = Tolerance { atol: model.atol, rtol: model.rtol };
+    for mesh in meshes() {
+        let cost = cost_model("H100", mesh.ranks());
+        for draw in 0..DRAWS {
+            let ops =
+                graph.node_ids().map(|id| draw_op(&graph, id, &mesh, &mut rng)).collect();
+            let mut homes = rng.fork();
+            let strategy = Strategy::from_ops(&graph, mesh.clone(), ops, |v| {
+                draw_home(&graph, v, &mesh, &mut homes)
+            })
+            .expect("the drawn strategy is legal");
+            let program =
+                planc_codegen::partition(&graph, &strategy, &cost).expect("it is partitioned");
+            let found = planc_ir::program::verify::verify(&program);
+            assert!(found.is_empty(), "{name} on {mesh}, draw {draw}: {found:?}");
+            let outputs = planc_runtime::execute(&program, &weights, &constants, &set.inputs)
+                .unwrap_or_else(|e| panic!("{name} on {mesh}, draw {draw}: {e}"));
+            for (output, found) in &outputs {
+                let c = compare(found, &set.outputs[output], tolerance);
+                assert!(c.equal, "{name} on {mesh}, draw {draw}: `{output}` {c:?}");
+            }
+            let reshards = program
+                .instrs
+                .iter()
+                .filter(|i| matches!(i, planc_ir::program::Instr::Reshard { .. }))
+                .count();
+            eprintln!("{name:<20} {mesh:<16} draw {draw}: {reshards} reshard steps, equal");
+        }
+    }
+}
+
+macro_rules! models {
+    ($($test:ident: $name:literal),+ $(,)?) => {
+        $(#[test] fn $test() { check($name); })+
+    };
+}
+
+models! {
+    gpt2_dynamo: "gpt2-dynamo",
+    gpt2_legacy: "gpt2-legacy",
+    llama_dynamo: "llama-dynamo",
+    bert_legacy: "bert-legacy",
+    vit_hf_dynamo: "vit-hf-dynamo",
+    resnet18_dynamo: "resnet18-dynamo",
+    mobilenetv2_legacy: "mobilenetv2-legacy",
+    dlrm_dynamo: "dlrm-dynamo",
+}
