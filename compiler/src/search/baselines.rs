@@ -18,7 +18,8 @@ use super::costs::Costs;
 use super::space::{NodeCandidate, Space};
 use planc_ir::sharding::reshard::{Resharder, StepCost};
 use planc_ir::sharding::{
-    AxisId, AxisUse, DimSharding, FactorId, FactorKind, Mesh, ReduceKind, Sharding, Strategy,
+    AxisId, AxisUse, DimSharding, FactorId, FactorKind, Mesh, OpStrategy, ReduceKind, Sharding,
+    Strategy,
 };
 use planc_ir::{Graph, NodeId, ValueDef, ValueId};
 use std::cell::RefCell;
@@ -75,17 +76,28 @@ impl Baseline {
             tensor,
             resharder: RefCell::new(Resharder::new(mesh, step_cost)),
             homes: vec![None; graph.values.len()],
+            ops: vec![None; graph.nodes.len()],
+            parameter: parameters(graph),
         };
         for &v in &graph.inputs {
             walk.homes[v.index()] = Some(batch_split(graph, v, mesh, &data));
         }
-        let mut ops = Vec::with_capacity(graph.nodes.len());
         for at in 0..graph.nodes.len() {
-            ops.push(walk.node(at).strategy.clone());
+            // What works on parameters alone waits for its reader.
+            if graph.nodes[at].outputs.iter().any(|v| !walk.parameter[v.index()]) {
+                walk.node(at);
+            }
+        }
+        for at in 0..graph.nodes.len() {
+            if walk.ops[at].is_none() {
+                walk.take(at, 0);
+            }
         }
         let homes = walk.homes.into_iter().zip(&graph.values);
         let values =
             homes.map(|(h, v)| h.unwrap_or_else(|| Sharding::replicated(v.ty.rank()))).collect();
+        let replicated = || OpStrategy::replicated(mesh);
+        let ops = walk.ops.into_iter().map(|op| op.unwrap_or_else(replicated)).collect();
         Strategy { mesh: mesh.clone(), ops, values }
     }
 }
@@ -109,39 +121,66 @@ struct Walk<'a> {
     space: &'a Space<'a>,
     tensor: Option<AxisId>,
     resharder: RefCell<Resharder<'a>>,
-    /// Homes settled so far; a loaded value's is settled by its first reader.
+    /// Homes settled so far; a parameter's is settled by its first reader.
     homes: Vec<Option<Sharding>>,
+    /// Nodes settled so far.
+    ops: Vec<Option<OpStrategy>>,
+    /// By value: whether it is known before the model runs.
+    parameter: Vec<bool>,
 }
 
-impl<'a> Walk<'a> {
+impl Walk<'_> {
     /// Decides a node and settles the homes of its operands and results.
-    fn node(&mut self, at: usize) -> &'a NodeCandidate {
-        let space = self.space;
-        let node = &space.graph.nodes[at];
-        let candidates = &space.nodes[&space.blocks.leader[at]];
+    fn node(&mut self, at: usize) {
         let started = self.tensor.and_then(|axis| Some((axis, self.column_or_row(at)?)));
         // A split that the op or its extents do not allow is not started.
         let best = self
-            .cheapest(at, candidates, |c| self.follows(at, c, started))
-            .or_else(|| self.cheapest(at, candidates, |c| self.follows(at, c, None)))
+            .cheapest(at, |c| self.follows(at, c, started))
+            .or_else(|| self.cheapest(at, |c| self.follows(at, c, None)))
             .unwrap_or(0);
-        let best = &candidates[best];
-        for (v, &needed) in node.inputs.iter().zip(&best.inputs) {
-            self.homes[v.index()].get_or_insert_with(|| loaded(&space.shardings[needed]));
+        self.take(at, best);
+    }
+
+    /// Settles a node on a candidate, and all that only follows from it.
+    fn take(&mut self, at: usize, candidate: usize) {
+        let space = self.space;
+        let node = &space.graph.nodes[at];
+        let candidate = &space.nodes[&space.blocks.leader[at]][candidate];
+        for (&v, &needed) in node.inputs.iter().zip(&candidate.inputs) {
+            if self.homes[v.index()].is_some() {
+                continue;
+            }
+            let needed = &space.shardings[needed];
+            match space.graph.value(v).def {
+                ValueDef::Node { node, output } => self.supply(node.index(), output, needed),
+                _ => self.homes[v.index()] = Some(loaded(needed)),
+            }
         }
-        for (v, &left) in node.outputs.iter().zip(&best.outputs) {
+        for (v, &left) in node.outputs.iter().zip(&candidate.outputs) {
             self.homes[v.index()] = Some(space.shardings[left].clone());
         }
-        best
+        self.ops[at] = Some(candidate.strategy.clone());
+    }
+
+    /// Decides a node that works on parameters alone so that its result comes closest to what a reader
+    /// needs.
+    fn supply(&mut self, at: usize, output: u32, needed: &Sharding) {
+        let space = self.space;
+        let ty = space.graph.ty(space.graph.nodes[at].outputs[output as usize]);
+        let candidates = &space.nodes[&space.blocks.leader[at]];
+        let cost = |c: &NodeCandidate| {
+            let left = &space.shardings[c.outputs[output as usize]];
+            let us = self.resharder.borrow_mut().cost_us(ty, left, needed);
+            (us.unwrap_or(f64::INFINITY), c.us)
+        };
+        let costs = candidates.iter().map(cost).enumerate();
+        let best = costs.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        self.take(at, best.map_or(0, |(i, _)| i));
     }
 
     /// The cheapest of the candidates that are allowed.
-    fn cheapest(
-        &self,
-        at: usize,
-        candidates: &[NodeCandidate],
-        allowed: impl Fn(&NodeCandidate) -> bool,
-    ) -> Option<usize> {
+    fn cheapest(&self, at: usize, allowed: impl Fn(&NodeCandidate) -> bool) -> Option<usize> {
+        let candidates = &self.space.nodes[&self.space.blocks.leader[at]];
         let mut best = None;
         let mut least = (f64::INFINITY, f64::INFINITY);
         for (i, candidate) in candidates.iter().enumerate().filter(|(_, c)| allowed(c)) {
@@ -198,7 +237,7 @@ impl<'a> Walk<'a> {
     fn splits_computed(&self, at: usize, axis: AxisId) -> bool {
         let graph = self.space.graph;
         graph.nodes[at].inputs.iter().any(|&v| {
-            !is_parameter(graph, v)
+            !self.parameter[v.index()]
                 && self.homes[v.index()].as_ref().is_some_and(|h| h.split_axes().any(|a| a == axis))
         })
     }
@@ -219,7 +258,7 @@ impl<'a> Walk<'a> {
         let id = NodeId(at as u32);
         let rule = node.op.rule(&graph.input_types(id), &graph.output_types(id));
         let (weights, computed): (Vec<usize>, Vec<usize>) =
-            (0..node.inputs.len()).partition(|&i| is_parameter(graph, node.inputs[i]));
+            (0..node.inputs.len()).partition(|&i| self.parameter[node.inputs[i].index()]);
         let ([weight, ..], [computed]) = (&*weights, &*computed) else { return None };
         let has = |dims: &[Vec<FactorId>], f: FactorId| dims.iter().flatten().any(|&g| g == f);
         let factor = |wanted: &dyn Fn(FactorId, FactorKind) -> bool| {
@@ -253,7 +292,18 @@ fn loaded(needed: &Sharding) -> Sharding {
     Sharding { dims: needed.dims.clone(), partial: Vec::new() }
 }
 
-/// Whether a value is known before the model runs.
-fn is_parameter(graph: &Graph, v: ValueId) -> bool {
-    matches!(graph.value(v).def, ValueDef::Weight(_) | ValueDef::Constant(_))
+/// By value: whether it is known before the model runs: a weight, a constant, or computed from such.
+fn parameters(graph: &Graph) -> Vec<bool> {
+    let mut known: Vec<bool> = graph
+        .values
+        .iter()
+        .map(|v| matches!(v.def, ValueDef::Weight(_) | ValueDef::Constant(_)))
+        .collect();
+    for node in &graph.nodes {
+        let all = !node.inputs.is_empty() && node.inputs.iter().all(|v| known[v.index()]);
+        for v in &node.outputs {
+            known[v.index()] = all;
+        }
+    }
+    known
 }

@@ -148,3 +148,79 @@ impl Finder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::graphs::{apply, weight};
+    use super::*;
+    use planc_ir::DType;
+    use planc_ir::ops::map::Map;
+    use planc_ir::ops::matmul::MatMul;
+    use planc_ir::scalar::ScalarFn;
+
+    const MATMUL: MatMul = MatMul { trans_a: false, trans_b: false };
+
+    /// An embedding, `layers` residual blocks of `2 * depth + 1` nodes on a shared mask, and a head.
+    fn residual(layers: usize, depth: usize) -> Graph {
+        let mut graph = Graph::new("residual");
+        let x = graph.input("x", TensorType::new(DType::F32, [8, 16]));
+        let mask = graph.input("mask", TensorType::new(DType::F32, [8, 32]));
+        let mask = apply(&mut graph, Map { f: ScalarFn::Neg }, &[mask]);
+        let w = weight(&mut graph, "embed", &[16, 32]);
+        let mut stream = apply(&mut graph, MATMUL, &[x, w]);
+        for layer in 0..layers {
+            let mut y = stream;
+            for i in 0..depth {
+                let w = weight(&mut graph, &format!("w{layer}.{i}"), &[32, 32]);
+                y = apply(&mut graph, MATMUL, &[y, w]);
+                y = apply(&mut graph, Map { f: ScalarFn::Add }, &[y, mask]);
+            }
+            stream = apply(&mut graph, Map { f: ScalarFn::Add }, &[stream, y]);
+        }
+        let w = weight(&mut graph, "head", &[32, 5]);
+        let head = apply(&mut graph, MATMUL, &[stream, w]);
+        graph.outputs.push(head);
+        graph
+    }
+
+    #[test]
+    fn blocks_are_found_from_the_first_node_on() {
+        let graph = residual(5, 12);
+        let blocks = Blocks::find(&graph);
+        assert_eq!(blocks.runs, [Run { start: 2, nodes: 5 * 25, period: 25 }]);
+        assert_eq!(blocks.distinct_nodes(), 2 + 25 + 1);
+        assert_eq!(blocks.leader[2 + 25 + 7], 2 + 7);
+        assert_eq!(*blocks.leader.last().unwrap(), graph.nodes.len() - 1);
+    }
+
+    #[test]
+    fn the_number_of_decisions_does_not_grow_with_depth() {
+        let few = Blocks::find(&residual(3, 12)).distinct_nodes();
+        let many = Blocks::find(&residual(30, 12)).distinct_nodes();
+        assert_eq!(few, many);
+    }
+
+    #[test]
+    fn small_blocks_repeat_several_at_a_time() {
+        let blocks = Blocks::find(&residual(20, 3));
+        assert_eq!(blocks.runs[0].period, 28, "four blocks of seven nodes");
+    }
+
+    #[test]
+    fn a_block_of_another_width_ends_the_run() {
+        let mut graph = residual(3, 12);
+        let mut x = *graph.outputs.first().unwrap();
+        for i in 0..30 {
+            let w = weight(&mut graph, &format!("v{i}"), &[5 + i, 6 + i]);
+            x = apply(&mut graph, MATMUL, &[x, w]);
+        }
+        let blocks = Blocks::find(&graph);
+        assert_eq!(blocks.runs, [Run { start: 2, nodes: 75, period: 25 }]);
+    }
+
+    #[test]
+    fn without_repetition_nothing_is_shared() {
+        let graph = residual(1, 4);
+        assert_eq!(Blocks::find(&graph), Blocks::none(&graph));
+    }
+}

@@ -26,19 +26,25 @@ pub enum SearchError {
     Solver { mesh: String, source: SolverError },
     #[error("mesh {mesh}: a strategy of the search has no price: {source}")]
     Evaluate { mesh: String, source: EvaluateError },
-    #[error("mesh {mesh}: no combination of candidates connects the graph's nodes")]
-    Disconnected { mesh: String },
+    #[error(
+        "mesh {mesh} needs {ranks} devices and the cluster has {devices}; give a smaller mesh or a \
+         larger cluster"
+    )]
+    MeshTooLarge { mesh: String, ranks: u32, devices: u32 },
+    #[error("the solver stopped before it found anything that fits; raise its limits")]
+    Stopped,
 }
 
 /// The error that says what would be needed.
 pub fn nothing_fits(graph: &Graph, found: &[Found], limit_bytes: u64) -> SearchError {
     let least = found.iter().filter_map(|f| f.least.as_ref()).min_by_key(|e| e.memory_bytes);
+    let Some(least) = least else { return SearchError::Stopped };
     let is_result = |v: &&Value| matches!(v.def, ValueDef::Node { .. });
     let largest = graph.values.iter().filter(is_result).max_by_key(|v| v.ty.bytes());
     SearchError::NothingFits {
         limit_bytes,
-        least_bytes: least.map_or(0, |e| e.memory_bytes),
-        weight_bytes: least.map_or(0, |e| e.weight_bytes),
+        least_bytes: least.memory_bytes,
+        weight_bytes: least.weight_bytes,
         largest: largest.map_or_else(String::new, |v| v.name.clone()),
         largest_bytes: largest.map_or(0, |v| v.ty.bytes()),
     }

@@ -9,8 +9,17 @@ use planc_ir::sharding::Mesh;
 /// orders of two sizes are tried because they place groups differently.
 pub fn factorisations(ranks: u32) -> Vec<Mesh> {
     let two = (2..=ranks / 2).filter(|a| ranks.is_multiple_of(*a));
-    let two = two.map(|a| Mesh::new([("data", a), ("tensor", ranks / a)]));
-    std::iter::once(Mesh::new([("device", ranks)])).chain(two).collect()
+    std::iter::once(line(ranks)).chain(two.map(|a| grid(a, ranks / a))).collect()
+}
+
+/// One axis over all ranks.
+pub fn line(ranks: u32) -> Mesh {
+    Mesh::new([("device", ranks)])
+}
+
+/// Two axes.
+pub fn grid(data: u32, tensor: u32) -> Mesh {
+    Mesh::new([("data", data), ("tensor", tensor)])
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 pub mod baselines;
 pub mod blocks;
 pub mod costs;
+mod dominate;
 pub mod error;
 pub mod evaluate;
 pub mod formulate;
@@ -29,7 +30,7 @@ pub mod solver;
 pub mod space;
 pub mod ways;
 
-use crate::search::baselines::BASELINES;
+use baselines::BASELINES;
 use blocks::Blocks;
 use costs::Costs;
 pub use error::SearchError;
@@ -119,6 +120,11 @@ pub fn search(
         Some(mesh) => vec![mesh.clone()],
         None => meshes::factorisations(costs.devices()),
     };
+    let devices = costs.devices();
+    if let Some(mesh) = meshes.iter().find(|m| m.ranks() > devices) {
+        let (mesh, ranks) = (mesh.to_string(), mesh.ranks());
+        return Err(SearchError::MeshTooLarge { mesh, ranks, devices });
+    }
     let blocks = if options.distinct_layers { Blocks::none(graph) } else { Blocks::find(graph) };
     let limit_bytes = options.memory_bytes.unwrap_or_else(|| costs.memory_bytes());
     let on_mesh =

@@ -79,6 +79,14 @@ struct Solved {
     size: Size,
 }
 
+/// How a solve ended.
+enum Outcome {
+    Solved(Solved),
+    Infeasible,
+    /// A limit was reached before there was any solution.
+    Stopped,
+}
+
 impl OnMesh<'_> {
     /// Searches.
     pub fn run(&self) -> Result<Found, SearchError> {
@@ -93,25 +101,32 @@ impl OnMesh<'_> {
         let pricing = started.elapsed();
 
         let started = Instant::now();
-        let relaxed = self.solve_reduced(&formulation.request)?;
-        let mut bound_us = relaxed.solution.bound;
-        let mut size = relaxed.size;
-        let evaluated = self.evaluate(&formulation.strategy(&space, &relaxed.choice))?;
-        let mut solved = Some(relaxed);
+        let mut outcome = self.solve(&formulation.request, None)?;
+        // All prices are positive, so 0 is a bound where the solver has none.
+        let mut bound_us = 0.0;
+        let mut fits = false;
+        if let Outcome::Solved(relaxed) = &outcome {
+            bound_us = relaxed.solution.bound;
+            let strategy = formulation.strategy(&space, &relaxed.choice);
+            fits = self.evaluate(&strategy)?.memory_bytes <= self.limit_bytes;
+        }
         let mut least = None;
-        if evaluated.memory_bytes > self.limit_bytes {
+        if !fits {
             let mut request = formulation.request.clone();
             request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
             let start = self.start(&space, &ways, &formulation, &request, &baselines);
-            solved = self.solve_whole(&request, start.as_deref())?;
-            match &solved {
-                Some(s) => {
-                    bound_us = bound_us.max(s.solution.bound);
-                    size = s.size;
-                }
-                None => least = self.leanest(&space, &formulation, &request)?,
+            outcome = self.solve(&request, start.as_deref())?;
+            match &outcome {
+                Outcome::Solved(s) => bound_us = bound_us.max(s.solution.bound),
+                Outcome::Infeasible => least = self.leanest(&space, &formulation, &request)?,
+                Outcome::Stopped => {}
             }
         }
+        let solved = match outcome {
+            Outcome::Solved(solved) => Some(solved),
+            Outcome::Infeasible | Outcome::Stopped => None,
+        };
+        let size = solved.as_ref().map_or_else(Size::default, |s| s.size);
         let solving = started.elapsed();
 
         let started = Instant::now();
@@ -142,50 +157,27 @@ impl OnMesh<'_> {
         priced.collect()
     }
 
-    /// Solves a request that has no memory rows.
-    fn solve_reduced(&self, request: &Request) -> Result<Solved, SearchError> {
-        let mesh = || self.mesh.to_string();
-        let reduced =
-            Reduced::new(request).ok_or_else(|| SearchError::Disconnected { mesh: mesh() })?;
-        let ilp = Ilp::new(&reduced.request);
-        let size = Size {
+    /// Solves a request, from a start if there is one.
+    fn solve(&self, request: &Request, start: Option<&[usize]>) -> Result<Outcome, SearchError> {
+        let mut size = Size {
             decisions: request.decisions.len() as u64,
             candidates: request.candidates() as u64,
-            columns: ilp.columns() as u64,
-            rows: ilp.rows() as u64,
+            memory_rows: request.memory.rows.len() as u64,
             ..Size::default()
         };
-        let answer = ilp
-            .solve(self.options.backend, &self.options.limits, None)
-            .map_err(|source| SearchError::Solver { mesh: mesh(), source })?;
-        let Answer { choice, mut solution } = answer;
-        solution.objective += reduced.constant_us;
-        solution.bound += reduced.constant_us;
-        let size = Size { nodes: solution.nodes, ..size };
-        Ok(Solved { choice: reduced.restore(&choice), solution, size })
-    }
-
-    /// Solves a request with memory rows; `None` if nothing fits.
-    fn solve_whole(
-        &self,
-        request: &Request,
-        start: Option<&[usize]>,
-    ) -> Result<Option<Solved>, SearchError> {
-        let ilp = Ilp::new(request);
-        let size = Size {
-            decisions: request.decisions.len() as u64,
-            candidates: request.candidates() as u64,
-            columns: ilp.columns() as u64,
-            rows: ilp.rows() as u64,
-            memory_rows: request.memory.rows.len() as u64,
-            nodes: 0,
-        };
-        match ilp.solve(self.options.backend, &self.options.limits, start) {
-            Ok(Answer { choice, solution }) => {
-                let size = Size { nodes: solution.nodes, ..size };
-                Ok(Some(Solved { choice, solution, size }))
+        let Some(reduced) = Reduced::new(request) else { return Ok(Outcome::Infeasible) };
+        let start = start.and_then(|choice| reduced.project(choice));
+        let ilp = Ilp::new(&reduced.request);
+        (size.columns, size.rows) = (ilp.columns() as u64, ilp.rows() as u64);
+        match ilp.solve(self.options.backend, &self.options.limits, start.as_deref()) {
+            Ok(Answer { choice, mut solution }) => {
+                solution.objective += reduced.constant_us;
+                solution.bound += reduced.constant_us;
+                size.nodes = solution.nodes;
+                Ok(Outcome::Solved(Solved { choice: reduced.restore(&choice), solution, size }))
             }
-            Err(SolverError::Infeasible) => Ok(None),
+            Err(SolverError::Infeasible) => Ok(Outcome::Infeasible),
+            Err(SolverError::NoSolution { .. }) => Ok(Outcome::Stopped),
             Err(source) => Err(SearchError::Solver { mesh: self.mesh.to_string(), source }),
         }
     }

@@ -208,7 +208,7 @@ pub mod random {
         let mut edges = Vec::new();
         for _ in 0..n + rng.below(3) {
             let (rows, columns) = (1 + rng.below(3), 1 + rng.below(3));
-            let mut end = |rng: &mut Rng, classes: usize| {
+            let end = |rng: &mut Rng, classes: usize| {
                 let decision = rng.below(n);
                 let class =
                     decisions[decision].cost_us.iter().map(|_| rng.below(classes)).collect();

@@ -172,7 +172,7 @@ fn candidates(graph: &Graph, id: NodeId, mesh: &Mesh, costs: &dyn Costs) -> Vec<
 
     let mut found: Vec<Candidate> = Vec::new();
     let mut seen: BTreeMap<(Vec<Sharding>, Vec<Sharding>), usize> = BTreeMap::new();
-    for strategy in products(&uses, mesh.rank()) {
+    for strategy in products(&uses, mesh) {
         if has_empty_parts(&rule, mesh, &strategy) {
             continue;
         }
@@ -208,16 +208,16 @@ fn candidates(graph: &Graph, id: NodeId, mesh: &Mesh, costs: &dyn Costs) -> Vec<
     found
 }
 
-/// All ways to give each of `axes` mesh axes one of these uses; full replication first.
-fn products(uses: &[AxisUse], axes: usize) -> Vec<OpStrategy> {
+/// All ways to give each mesh axis one of these uses; full replication first. An axis of one rank has
+/// nothing to split.
+fn products(uses: &[AxisUse], mesh: &Mesh) -> Vec<OpStrategy> {
     let mut all = vec![Vec::new()];
-    for _ in 0..axes {
-        all = all
-            .iter()
-            .flat_map(|head| {
-                uses.iter().map(move |&u| head.iter().copied().chain([u]).collect::<Vec<_>>())
-            })
-            .collect();
+    for axis in &mesh.axes {
+        let uses = if axis.size > 1 { uses } else { &uses[..1] };
+        let longer = |head: &Vec<AxisUse>| -> Vec<Vec<AxisUse>> {
+            uses.iter().map(|&u| head.iter().copied().chain([u]).collect()).collect()
+        };
+        all = all.iter().flat_map(longer).collect();
     }
     all.into_iter().map(|axes| OpStrategy { axes }).collect()
 }

@@ -1,8 +1,9 @@
 //! Tests of the whole search.
 
 mod brute_force;
-mod graphs;
+pub mod graphs;
 mod limits;
+mod program;
 mod transformers;
 
 use super::costs::Costs;
