@@ -87,6 +87,7 @@ fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
     use std::io::Cursor;

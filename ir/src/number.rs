@@ -1,8 +1,8 @@
 //! Floating-point attributes in JSON.
 //!
-//! JSON has no infinities and no NaN, and a plan must not lose one: a clip to infinity would come back as
-//! `null`. Finite numbers are written as numbers, the others as `"inf"`, `"-inf"` and `"nan"`. Use it as
-//! `#[serde(with = "crate::number")]` on fields of type f32 and f64.
+//! JSON has no infinities and no NaN, and a plan must not lose one: a clip to infinity would come
+//! back as `null`. Finite numbers are written as numbers, the others as `"inf"`, `"-inf"` and
+//! `"nan"`. Use it as `#[serde(with = "crate::number")]` on fields of type f32 and f64.
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 

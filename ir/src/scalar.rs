@@ -1,4 +1,5 @@
-//! Scalar functions: what elementwise ops compute. Backends implement these and nothing op-specific.
+//! Scalar functions: what elementwise ops compute. Backends implement these and nothing
+//! op-specific.
 
 mod float;
 mod int;
@@ -10,8 +11,8 @@ pub use float::erf;
 
 /// A function of one to three scalars.
 ///
-/// Parameters are attributes. Results of comparisons and logic are bool; all others have the type of
-/// the operands (see [`ScalarFn::output`]).
+/// Parameters are attributes. Results of comparisons and logic are bool; all others have the type
+/// of the operands (see [`ScalarFn::output`]).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are ONNX's
 pub enum ScalarFn {

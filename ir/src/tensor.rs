@@ -410,7 +410,8 @@ fn check_size(ty: &TensorType) -> Result<usize, EvalError> {
     Ok(ty.elements() as usize)
 }
 
-/// Row-major strides of a shape, in elements. They wrap only where the tensor is empty or too large to exist.
+/// Row-major strides of a shape, in elements. They wrap only where the tensor is empty or too large
+/// to exist.
 pub fn strides(shape: &[u64]) -> Vec<usize> {
     let mut strides = vec![1usize; shape.len()];
     for i in (1..shape.len()).rev() {

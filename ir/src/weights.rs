@@ -140,6 +140,7 @@ pub fn external_path(model: &Path, location: &str) -> Result<PathBuf, WeightErro
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -1,13 +1,17 @@
-//! Factor rules against semantics: whatever a rule allows, evaluating each rank's part and putting the parts
-//! together again gives what evaluating the whole gives.
+//! Factor rules against semantics: whatever a rule allows, evaluating each rank's part and putting
+//! the parts together again gives what evaluating the whole gives.
 
+#![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
+
+mod random;
 mod samples;
 
 use planc_ir::ops::{self, Op};
 use planc_ir::sharding::{AxisUse, FactorKind, FactorRule, Mesh, OpStrategy, ReduceKind, Sharding};
 use planc_ir::tensor::{strides, unravel};
 use planc_ir::{Tensor, TensorType};
-use samples::{Random, Sample};
+use random::Random;
+use samples::{Sample, random_tensor};
 use std::ops::Range;
 
 fn types(tensors: &[Tensor]) -> Vec<TensorType> {
@@ -40,8 +44,8 @@ fn part(t: &Tensor, ranges: &[Range<u64>]) -> Tensor {
     t.select(shape.clone(), at).unwrap()
 }
 
-/// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a lookup
-/// knows which rows of the table it holds.
+/// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a
+/// lookup knows which rows of the table it holds.
 fn evaluate_part(
     op: &Op,
     inputs: &[Tensor],
@@ -75,8 +79,8 @@ fn evaluate_part(
     op.eval(&inputs.iter().collect::<Vec<_>>()).unwrap()
 }
 
-/// The parts of an input on each rank: slices, and random contributions to a partial sum, which are the same
-/// on ranks that differ only along other axes.
+/// The parts of an input on each rank: slices, and random contributions to a partial sum, which are
+/// the same on ranks that differ only along other axes.
 fn scatter(t: &Tensor, sharding: &Sharding, mesh: &Mesh, random: &mut Random) -> Vec<Tensor> {
     let mut contributions = vec![None; mesh.ranks() as usize];
     contributions[0] = Some(t.clone());
@@ -90,7 +94,7 @@ fn scatter(t: &Tensor, sharding: &Sharding, mesh: &Mesh, random: &mut Random) ->
             }
             let mut rest = sum.to_f64s();
             for &other in &group[1..] {
-                let share = random.tensor(t.shape());
+                let share = random_tensor(random, t.shape());
                 rest.iter_mut().zip(share.to_f64s()).for_each(|(r, s)| *r -= s);
                 contributions[other as usize] = Some(share);
             }
@@ -267,7 +271,8 @@ fn rules_describe_their_operands() {
 #[test]
 fn every_op_has_a_sample() {
     let sampled: Vec<&str> = samples::all().iter().map(|s| s.op.name()).collect();
-    for name in ops::NAMES {
+    // Control flow is opaque; the importer's tests build its bodies.
+    for name in ops::NAMES.iter().filter(|name| !["If", "Loop"].contains(name)) {
         assert!(sampled.contains(name), "{name} has no sample");
     }
 }

@@ -27,7 +27,7 @@ pub struct Executor {
 /// One rank's memory.
 #[derive(Debug)]
 pub(crate) struct Rank {
-    pub(crate) rank: u32,
+    pub(crate) number: u32,
     /// What the rank is doing, for the message if it panics there.
     pub(crate) place: String,
     /// This rank's part of each buffer.
@@ -71,7 +71,7 @@ impl Executor {
                 let coord = program.mesh.coord(rank);
                 let bytes = program.arena_bytes;
                 Ok(Rank {
-                    rank,
+                    number: rank,
                     place: String::new(),
                     locals: program
                         .buffers
@@ -151,7 +151,7 @@ impl Executor {
         for rank in &self.ranks {
             // Of several copies of one part, the one of the lowest rank counts; the others must be
             // the same, since all ranks run the same instructions.
-            let mut home = program.mesh.coord(rank.rank);
+            let mut home = program.mesh.coord(rank.number);
             for a in program.mesh.axis_ids() {
                 if buffer.sharding.split_axes().all(|s| s != a) {
                     home[a.index()] = 0;
@@ -159,13 +159,13 @@ impl Executor {
             }
             let home = program.mesh.rank_at(&home);
             let part = &rank.arena[rank.range(program, id)];
-            if home == rank.rank {
+            if home == rank.number {
                 region::copy(&rank.locals[id.index()], part, &whole, &mut bytes);
             } else {
                 let original = &self.ranks[home as usize];
                 if part != &original.arena[original.range(program, id)] {
                     let name = buffer.name.clone();
-                    return Err(RunError::Diverged { name, rank: home, replica: rank.rank });
+                    return Err(RunError::Diverged { name, rank: home, replica: rank.number });
                 }
             }
         }
@@ -235,7 +235,7 @@ impl Rank {
         let (range, name) = (self.range(program, id), &program.buffer(id).name);
         let read = weights
             .read(name, &self.locals[id.index()], &mut self.arena[range])
-            .map_err(|source| RunError::Weight { rank: self.rank, name: name.clone(), source })?;
+            .map_err(|source| RunError::Weight { rank: self.number, name: name.clone(), source })?;
         self.weight_bytes_read += read;
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Rank {
         instr: &Instr,
         comm: &mut LocalComm,
     ) -> Result<(), RunError> {
-        let rank = self.rank;
+        let rank = self.number;
         match instr {
             Instr::Kernel { node, kernel, inputs, outputs } => {
                 self.place = format!("instruction {number} (node `{node}`)");

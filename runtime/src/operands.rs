@@ -92,6 +92,7 @@ impl<'a> Operands<'a> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

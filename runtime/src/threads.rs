@@ -20,7 +20,7 @@ pub fn on_each_rank(
         let threads: Vec<_> = ranks
             .iter_mut()
             .map(|rank| {
-                let number = rank.rank;
+                let number = rank.number;
                 let mut comm = LocalComm::new(&world);
                 let spawned = std::thread::Builder::new()
                     .name(format!("rank {number}"))
@@ -57,5 +57,5 @@ fn panicked(rank: &Rank, payload: &(dyn Any + Send)) -> RunError {
         .map(ToString::to_string)
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".to_string());
-    RunError::Panic { rank: rank.rank, place: rank.place.clone(), message }
+    RunError::Panic { rank: rank.number, place: rank.place.clone(), message }
 }

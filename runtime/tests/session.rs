@@ -57,8 +57,8 @@ impl Model {
 
     fn plan(&self) -> Plan {
         let offset = HEADER.len() as u64;
-        let bytes = self.a.ty().bytes();
-        let digest = model_digest(&self.path(), &[offset..offset + bytes]).unwrap();
+        let weights = offset..offset + self.a.ty().bytes();
+        let digest = model_digest(&self.path(), std::slice::from_ref(&weights)).unwrap();
         let weight = |name: &str, t: &Tensor, source| Weight {
             name: name.into(),
             ty: t.ty().clone(),

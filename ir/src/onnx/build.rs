@@ -9,15 +9,16 @@
 //! as missing and the walk goes on, so that one error names everything.
 
 use super::attribute::{self, AttributeError};
-use super::error::{ImportError, Unsupported, UnsupportedOp};
+use super::coverage::{self, Decoders};
+use super::error::{ImportError, Unsupported};
 use super::functions::{Item, Library, Opsets, bodies};
 use super::initializer::Files;
-use super::wire::{GraphProto, NodeProto};
+use super::wire::GraphProto;
 use super::{order, scope, types};
 use crate::graph::{Extents, Graph, TensorType, ValueDef, ValueId};
 use crate::ops::decode::Attribute;
 use crate::ops::map::Map;
-use crate::ops::{Decoder, DecoderEntry, decoders};
+use crate::ops::{Decoder, DecoderEntry};
 use crate::scalar::ScalarFn;
 use crate::{DType, OpError};
 use std::collections::{BTreeMap, HashMap};
@@ -55,9 +56,9 @@ impl Building {
 
 /// The state of an import.
 pub(super) struct Importer<'a> {
-    library: &'a Library<'a>,
+    pub(super) library: &'a Library<'a>,
     files: Files,
-    decoders: HashMap<(&'static str, &'static str), Vec<&'static DecoderEntry>>,
+    pub(super) decoders: Decoders,
     pub(super) graphs: Vec<Building>,
     pub(super) frames: Vec<HashMap<String, Named>>,
     pub(super) unsupported: Unsupported,
@@ -65,14 +66,10 @@ pub(super) struct Importer<'a> {
 
 impl<'a> Importer<'a> {
     pub(super) fn new(name: &str, library: &'a Library<'a>, files: Files) -> Self {
-        let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
-        for entry in decoders() {
-            by_name.entry((entry.domain, entry.name)).or_default().push(entry);
-        }
         Self {
             library,
             files,
-            decoders: by_name,
+            decoders: coverage::decoders(),
             graphs: vec![Building::new(name)],
             frames: vec![HashMap::new()],
             unsupported: Unsupported::default(),
@@ -376,47 +373,6 @@ impl<'a> Importer<'a> {
             }
             Err(source) => Err(op_error(item, source)),
         }
-    }
-
-    /// The entry that decodes a node, noting it if there is none.
-    fn decoder(&mut self, item: &Item<'_>) -> Result<Option<&'static DecoderEntry>, ImportError> {
-        let version = item.version()?;
-        let entry = self.entry(item.domain(), item.node.op_type(), version);
-        if entry.is_none() {
-            self.survey(&item.node, &item.opsets);
-        }
-        Ok(entry)
-    }
-
-    fn entry(&self, domain: &str, op_type: &str, version: i64) -> Option<&'static DecoderEntry> {
-        let entries = self.decoders.get(&(domain, op_type))?;
-        entries.iter().filter(|e| e.since <= version).max_by_key(|e| e.since).copied()
-    }
-
-    /// Notes a node and those in its bodies, as far as no decoder knows them.
-    fn survey(&mut self, node: &NodeProto, opsets: &Rc<Opsets>) {
-        let mut todo = vec![node];
-        while let Some(node) = todo.pop() {
-            let item = self.library.item(node, opsets);
-            if let Some(item) = item {
-                let version = item.opsets.get(item.domain()).copied().unwrap_or(0);
-                if self.entry(item.domain(), node.op_type(), version).is_none() {
-                    self.note(item.domain(), node.op_type(), None, item.name());
-                }
-            }
-            todo.extend(bodies(node).flat_map(|g| &g.node));
-        }
-    }
-
-    /// Notes that a use of an operator is unsupported.
-    pub(super) fn note_use(&mut self, item: &Item<'_>, why: String) {
-        self.note(item.domain(), item.node.op_type(), Some(why), item.name());
-    }
-
-    fn note(&mut self, domain: &str, op_type: &str, why: Option<String>, node: String) {
-        let (domain, op_type) = (domain.to_string(), op_type.to_string());
-        let nodes = self.unsupported.ops.entry(UnsupportedOp { domain, op_type, why }).or_default();
-        nodes.push(node);
     }
 
     /// The innermost graph's outputs. Those of the model get the names that the file gives them; those

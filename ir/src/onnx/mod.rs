@@ -8,7 +8,7 @@
 //! 3. Dimensions of the inputs get their values (`dims`, `types`).
 //! 4. Initializers become constants if they are small, and weights otherwise (`initializer`).
 //! 5. Nodes are put into order (`order`) and handed to the op table's decoders (`build`,
-//!    `attribute`, `control`).
+//!    `attribute`, `control`, `coverage`).
 //! 6. What no output needs is dropped, names are made unique (`finish`).
 //!
 //! Recursion happens only over nested bodies, whose depth the decoder bounds.
@@ -21,6 +21,7 @@ pub mod wire;
 mod attribute;
 mod build;
 mod control;
+mod coverage;
 mod dims;
 mod finish;
 mod functions;

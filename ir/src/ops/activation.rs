@@ -1,7 +1,8 @@
 //! ONNX's activation functions and Clip, decoded into [`Map`](super::map::Map).
 //!
 //! - **ONNX**: Relu, Sigmoid, HardSigmoid, HardSwish, LeakyRelu, Elu, Celu, Selu, ThresholdedRelu,
-//!   Softplus, Softsign, Mish, Gelu, Shrink, Swish, Clip; of ONNX Runtime's: Gelu, FastGelu, BiasGelu, QuickGelu.
+//!   Softplus, Softsign, Mish, Gelu, Shrink, Swish, Clip; of ONNX Runtime's: Gelu, FastGelu,
+//!   BiasGelu, QuickGelu.
 
 use super::decode::{Decoder, DecoderEntry};
 use crate::graph::ValueId;

@@ -1,7 +1,8 @@
 //! The index of the largest or smallest element along a dimension.
 //!
 //! - **ONNX**: ArgMax, ArgMin (since 1).
-//! - **Semantics**: the index of the extreme element; of equal ones the first, or the last if so asked.
+//! - **Semantics**: the index of the extreme element; of equal ones the first, or the last if so
+//!   asked.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
 use super::decode::{Decoder, DecoderEntry};

@@ -1,8 +1,9 @@
 //! Scaled dot-product attention, decoded into matrix products, elementwise ops and a softmax.
 //!
 //! - **ONNX**: Attention (since 23).
-//! - **Semantics**: `softmax(Q·Kᵀ·scale + mask) · V` for each head. Groups of query heads may share a key and value
-//!   head. Keys and values may come after those of earlier calls. A query that may look at no key gets 0.
+//! - **Semantics**: `softmax(Q·Kᵀ·scale + mask) · V` for each head. Groups of query heads may share
+//!   a key and value head. Keys and values may come after those of earlier calls. A query that may
+//!   look at no key gets 0.
 
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry, element_type};
@@ -48,7 +49,7 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let (qs, ks) = (d.shape(q), d.shape(k));
     let e =
         Extents { batch: qs[0], heads: qs[1], kv_heads: ks[1], queries: qs[2], keys: ks[2] };
-    if e.kv_heads == 0 || e.heads % e.kv_heads != 0 {
+    if e.kv_heads == 0 || !e.heads.is_multiple_of(e.kv_heads) {
         return Err(OpError::ShapeMismatch {
             lhs: qs,
             rhs: ks,
@@ -56,9 +57,10 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
         });
     }
 
-    let scale = f64::from(d.float_or("scale", 1.0 / (qs[3] as f32).sqrt())?);
-    let scaled = d.scale(q, scale)?;
-    let mut scores = product(d, &e, scaled, k, true)?;
+    // The square root goes to both sides, which keeps products of narrow floats in range.
+    let scale = f64::from(d.float_or("scale", 1.0 / (qs[3] as f32).sqrt())?).sqrt();
+    let [scaled_q, scaled_k] = [d.scale(q, scale)?, d.scale(k, scale)?];
+    let mut scores = product(d, &e, scaled_q, scaled_k, true)?;
     let softcap = f64::from(d.float_or("softcap", 0.0)?);
     if softcap > 0.0 {
         let small = d.scale(scores, 1.0 / softcap)?;
@@ -120,8 +122,8 @@ fn heads(d: &mut Decoder<'_>, index: usize, name: &'static str) -> Result<ValueI
     }
 }
 
-/// The product of something of each query head with something of its key and value head. Query heads
-/// that share one are a dimension of their own, along which the other side is broadcast.
+/// The product of something of each query head with something of its key and value head. Query
+/// heads that share one are a dimension of their own, along which the other side is broadcast.
 fn product(
     d: &mut Decoder<'_>,
     e: &Extents,

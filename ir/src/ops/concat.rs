@@ -2,7 +2,8 @@
 //!
 //! - **ONNX**: Concat (since 4).
 //! - **Semantics**: the inputs one after another along `axis`.
-//! - **Split**: the joined dimension stays whole, all others are parallel. Linear in all inputs together.
+//! - **Split**: the joined dimension stays whole, all others are parallel. Linear in all inputs
+//!   together.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{Lanes, pick};

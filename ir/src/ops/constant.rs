@@ -1,7 +1,7 @@
 //! Values that are known when the model is imported, and values that pass unchanged.
 //!
-//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Range (of known numbers),
-//!   Identity, Dropout (inference).
+//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Range (of known
+//!   numbers), Identity, Dropout (inference).
 
 use super::decode::{Attribute, Decoder, DecoderEntry};
 use super::fill::Fill;

@@ -1,10 +1,10 @@
 //! Convolution.
 //!
 //! - **ONNX**: Conv (since 1; its bias becomes an addition).
-//! - **Semantics**: `out[n, m, p..] = Σ_{c, w..} x[n, c, p·stride + w·dilation - before] · weight[m, c, w..]`
-//!   within each group of channels; the input is 0 outside.
-//! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum, spatial
-//!   dimensions stay whole. Linear in either operand.
+//! - **Semantics**: `out[n, m, p..] = Σ_{c, w..} x[n, c, p·stride + w·dilation - before] ·
+//!   weight[m, c, w..]` within each group of channels; the input is 0 outside.
+//! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum,
+//!   spatial dimensions stay whole. Linear in either operand.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
@@ -34,11 +34,12 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let (tx, tw) = (d.ty(x), d.ty(weight));
     check_ranks(&tx, &tw)?;
     let extents = tw.shape[2..].to_vec();
-    if let Some(stated) = d.ints("kernel_shape")? {
-        if !stated.iter().map(|&k| u64::try_from(k).ok()).eq(extents.iter().map(|&k| Some(k))) {
-            let why = format!("{stated:?}, but the weight is {tw}");
-            return Err(OpError::BadAttribute { name: "kernel_shape", why });
-        }
+    let fits = |stated: &[i64]| {
+        stated.iter().map(|&k| u64::try_from(k).ok()).eq(extents.iter().map(|&k| Some(k)))
+    };
+    if let Some(stated) = d.ints("kernel_shape")?.filter(|stated| !fits(stated)) {
+        let why = format!("{stated:?}, but the weight is {tw}");
+        return Err(OpError::BadAttribute { name: "kernel_shape", why });
     }
     let groups = d.int_or("group", 1)?;
     let groups = u64::try_from(groups).map_err(|_| OpError::BadAttribute {
@@ -147,12 +148,12 @@ impl OpDef for Conv {
         let shape = [&[tx[0], tw[0]], &out[..]].concat();
         let ty = TensorType::new(inputs[0].dtype(), shape.clone());
         let mut y = vec![0.0; Tensor::zeros(ty)?.len()];
-        if groups > 0 {
+        if let Some(group_outputs) = m.checked_div(groups).map(|n| n.max(1)) {
             for p in 0..positions {
                 let taps = window::taps(&unravel(p, &out), spatial, extents, &self.window);
                 for s in 0..samples {
                     for o in 0..m {
-                        let group = o / (m / groups);
+                        let group = o / group_outputs;
                         let sum: f64 = (0..c)
                             .map(|i| {
                                 let w = (o * c + i) * taps_extent;

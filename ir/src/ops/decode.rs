@@ -144,7 +144,8 @@ impl Decoder<'_> {
         self.graph.constant_of(v).cloned().ok_or(OpError::NotConstant { index, why })
     }
 
-    /// A list of integers that was an attribute at first and became input `index` later: whichever is there.
+    /// A list of integers that was an attribute at first and became input `index` later: whichever
+    /// is there.
     pub fn ints_or_input(
         &self,
         name: &'static str,
@@ -158,6 +159,7 @@ impl Decoder<'_> {
     }
 
     /// A scalar constant; on integers it must be integral and in range.
+    #[allow(clippy::float_cmp)] // exactness is what is asked
     pub fn scalar(&mut self, dtype: DType, x: f64) -> Result<ValueId, OpError> {
         let exact = Tensor::from_f64(TensorType::new(dtype, []), |_| x)
             .map_err(|e| OpError::Invalid(e.to_string()))?;
@@ -173,6 +175,7 @@ impl Decoder<'_> {
     }
 
     /// Multiplies by a number; nothing happens for 1.
+    #[allow(clippy::float_cmp)] // only exactly 1 changes nothing
     pub fn scale(&mut self, x: ValueId, by: f64) -> Result<ValueId, OpError> {
         if by == 1.0 {
             return Ok(x);

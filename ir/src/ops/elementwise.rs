@@ -1,7 +1,7 @@
 //! ONNX's elementwise operators without a parameter, decoded into [`Map`](super::map::Map).
 //!
-//! - **ONNX**: arithmetic, comparison, logic, rounding, trigonometry, Where, Cast, CastLike. Min, Max,
-//!   Sum and Mean of many operands become a chain of pairs.
+//! - **ONNX**: arithmetic, comparison, logic, rounding, trigonometry, Where, Cast, CastLike. Min,
+//!   Max, Sum and Mean of many operands become a chain of pairs.
 
 use super::decode::{Decoder, DecoderEntry, element_type};
 use crate::OpError;

@@ -42,8 +42,9 @@ pub fn broadcast(operand: &TensorType, out: &[u64], factors: &[FactorId]) -> Vec
     own.map(|(i, &n)| (n == out[i + skip]).then_some(factors[i + skip])).collect()
 }
 
-/// An op on operands of one rank that works along some dimensions and lets the others pass: a dimension
-/// is parallel if it is not in `along` and all operands have its extent, and whole otherwise.
+/// An op on operands of one rank that works along some dimensions and lets the others pass: a
+/// dimension is parallel if it is not in `along` and all operands have its extent, and whole
+/// otherwise.
 pub fn along(inputs: &[TensorType], outputs: &[TensorType], along: &[usize]) -> RuleBuilder {
     let mut rule = RuleBuilder::new();
     let operands = || inputs.iter().chain(outputs);

@@ -1,7 +1,8 @@
 //! Looking up along a dimension.
 //!
 //! - **ONNX**: Gather (since 1).
-//! - **Semantics**: `out[.., i.., ..] = data[.., indices[i..], ..]`; negative indices count from the back.
+//! - **Semantics**: `out[.., i.., ..] = data[.., indices[i..], ..]`; negative indices count from
+//!   the back.
 //! - **Split**: `a.. v c.., i.. -> a.. i.. c..`. A table split along `v` gives partial sums, since
 //!   each rank contributes 0 for indices that lie elsewhere. Linear in the data.
 

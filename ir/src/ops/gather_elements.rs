@@ -2,8 +2,8 @@
 //!
 //! - **ONNX**: GatherElements (since 11).
 //! - **Semantics**: `out[.., i, ..] = data[.., indices[.., i, ..], ..]`.
-//! - **Split**: the dimension stays whole, as do those where data and indices differ; the others are
-//!   parallel. Linear in the data.
+//! - **Split**: the dimension stays whole, as do those where data and indices differ; the others
+//!   are parallel. Linear in the data.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::index;

@@ -1,5 +1,5 @@
-//! Gemm: a matrix product with a scale and a bias, decoded into [`MatMul`](super::matmul::MatMul) and
-//! elementwise ops.
+//! Gemm: a matrix product with a scale and a bias, decoded into [`MatMul`](super::matmul::MatMul)
+//! and elementwise ops.
 //!
 //! - **ONNX**: Gemm (since 7); com.microsoft FusedMatMul.
 //! - **Semantics**: `alpha · A' · B' + beta · C`, where `'` transposes if the attribute says so.

@@ -1,7 +1,7 @@
 //! Instance and group normalisation, decoded into reductions and elementwise ops.
 //!
-//! - **ONNX**: InstanceNormalization (since 6), GroupNormalization (since 18; scale and bias have one value a
-//!   group before 21, one a channel since).
+//! - **ONNX**: InstanceNormalization (since 6), GroupNormalization (since 18; scale and bias have
+//!   one value a group before 21, one a channel since).
 //! - **Semantics**: `(x - mean) / sqrt(variance + ε) · scale + bias`, statistics over each group of
 //!   channels and all positions of one sample.
 

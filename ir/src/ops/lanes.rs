@@ -1,4 +1,5 @@
-//! Helpers of the reference evaluations: lanes along a dimension, checked indices, and picking elements.
+//! Helpers of the reference evaluations: lanes along a dimension, checked indices, and picking
+//! elements.
 
 use crate::graph::{TensorType, elements};
 use crate::tensor::MAX_TENSOR_BYTES;

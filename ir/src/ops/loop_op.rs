@@ -7,8 +7,8 @@
 //!   Inputs: trip count and condition if they are there, the initial carried values, the outside.
 //! - **Split**: opaque. How often the body runs is known only when it has run.
 //!
-//! Carried values must keep their types from one iteration to the next: then every iteration has the
-//! types that the body was checked with.
+//! Carried values must keep their types from one iteration to the next: then every iteration has
+//! the types that the body was checked with.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::if_op::{body, opaque};

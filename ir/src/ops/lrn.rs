@@ -1,7 +1,8 @@
 //! Local response normalisation.
 //!
 //! - **ONNX**: LRN (since 1).
-//! - **Semantics**: `x / (bias + alpha / size · Σ x²)^beta`, the sum over `size` neighbouring channels.
+//! - **Semantics**: `x / (bias + alpha / size · Σ x²)^beta`, the sum over `size` neighbouring
+//!   channels.
 //! - **Split**: channels stay whole, all other dimensions are parallel.
 
 use super::decode::{Decoder, DecoderEntry};

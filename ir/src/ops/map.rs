@@ -1,7 +1,7 @@
 //! Elementwise functions with broadcasting.
 //!
-//! - **ONNX**: every operator that applies a scalar function to its operands element by element; they are
-//!   decoded in [`elementwise`](super::elementwise) and [`activation`](super::activation).
+//! - **ONNX**: every operator that applies a scalar function to its operands element by element;
+//!   they are decoded in [`elementwise`](super::elementwise) and [`activation`](super::activation).
 //! - **Semantics**: operands broadcast to one shape; the function is applied to each position.
 //! - **Split**: every output dimension is a parallel factor; an operand that is broadcast along a
 //!   dimension does not have it. Linear functions carry partial sums.

@@ -1,8 +1,9 @@
 //! Batched matrix products.
 //!
 //! - **ONNX**: MatMul (since 1; vectors become matrices of one row or column). Gemm is made of it.
-//! - **Semantics**: `out[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`, leading dimensions broadcast. With
-//!   `trans_a` the left operand is stored `[.., k, i]`, with `trans_b` the right one `[.., j, k]`.
+//! - **Semantics**: `out[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`, leading dimensions broadcast.
+//!   With `trans_a` the left operand is stored `[.., k, i]`, with `trans_b` the right one `[.., j,
+//!   k]`.
 //! - **Split**: `b.. m k, b.. k n -> b.. m n`; `k` is a sum. Linear in either operand.
 
 use super::decode::{Decoder, DecoderEntry};

@@ -5,10 +5,11 @@
 //! factor rule, work, reference evaluation, lowering to a kernel.
 //!
 //! To add an op: write its file with a struct that implements [`OpDef`] and a `DECODERS` list, and
-//! add its line to the table below. An ONNX operator that is made of ops that exist already needs only a
-//! decoder: it goes under `composites`.
+//! add its line to the table below. An ONNX operator that is made of ops that exist already needs
+//! only a decoder: it goes under `composites`.
 
 pub mod decode;
+pub mod equation;
 pub mod factors;
 pub mod lanes;
 pub mod scatter;
@@ -29,8 +30,8 @@ use serde::{Deserialize, Serialize};
 /// Methods get types that [`OpDef::infer`] accepted, so they need not check them again.
 /// [`OpDef::rule`] sees no rank above [`factors::MAX_RANK`].
 pub trait OpDef {
-    /// Output types from input types. `consts[i]` is the contents of input `i` where they are known;
-    /// only ops whose *shape* depends on contents look at it.
+    /// Output types from input types. `consts[i]` is the contents of input `i` where they are
+    /// known; only ops whose *shape* depends on contents look at it.
     fn infer(
         &self,
         inputs: &[TensorType],

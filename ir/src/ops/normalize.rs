@@ -77,8 +77,8 @@ fn decode_skip(d: &mut Decoder<'_>, rms: bool) -> Outputs {
     Ok(outputs)
 }
 
-/// The normalised value. A scale or bias of other than the normalised extents is brought to them if it can
-/// be; one that also varies along other dimensions is applied by elementwise ops.
+/// The normalised value. A scale or bias of other than the normalised extents is brought to them if
+/// it can be; one that also varies along other dimensions is applied by elementwise ops.
 fn normalize(
     d: &mut Decoder<'_>,
     norm: &Normalize,

@@ -1,8 +1,9 @@
 //! OneHot, decoded into a comparison and a choice.
 //!
 //! - **ONNX**: OneHot (since 9).
-//! - **Semantics**: along a new dimension of extent `depth`, the element at the index is `values[1]`, the others
-//!   are `values[0]`; an index out of range sets none. So it splits as elementwise ops do.
+//! - **Semantics**: along a new dimension of extent `depth`, the element at the index is
+//!   `values[1]`, the others are `values[0]`; an index out of range sets none. So it splits as
+//!   elementwise ops do.
 
 use super::decode::{Decoder, DecoderEntry};
 use crate::graph::{TensorType, ValueId, resolve_axis};

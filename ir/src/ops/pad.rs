@@ -1,6 +1,7 @@
 //! Padding and cropping.
 //!
-//! - **ONNX**: Pad (since 2; widths and value are attributes before 11, axes may be listed since 18).
+//! - **ONNX**: Pad (since 2; widths and value are attributes before 11, axes may be listed since
+//!   18).
 //! - **Semantics**: each dimension gets `before` and `after` elements; negative widths crop.
 //! - **Split**: dimensions without padding are parallel, the others whole. Linear unless a constant
 //!   other than 0 is written.
@@ -64,18 +65,17 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
             return Err(OpError::BadAttribute { name: "mode", why });
         }
     };
-    let value = match d.optional(2) {
-        None => f64::from(d.float_or("value", 0.0)?),
-        Some(_) => {
-            let value = d.known(2, "it is the value of the padding")?;
-            if value.len() != 1 || value.dtype() != ty.dtype {
-                return Err(OpError::Invalid("the padding's value is not one element".into()));
-            }
-            if !ty.dtype.is_float() && value.f64_at(0) as i128 != value.int_at(0) {
-                return Err(OpError::Unsupported("a padding value beyond 2^53".into()));
-            }
-            value.f64_at(0)
+    let value = if d.optional(2).is_some() {
+        let value = d.known(2, "it is the value of the padding")?;
+        if value.len() != 1 || value.dtype() != ty.dtype {
+            return Err(OpError::Invalid("the padding's value is not one element".into()));
         }
+        if !ty.dtype.is_float() && value.f64_at(0) as i128 != value.int_at(0) {
+            return Err(OpError::Unsupported("a padding value beyond 2^53".into()));
+        }
+        value.f64_at(0)
+    } else {
+        f64::from(d.float_or("value", 0.0)?)
     };
     if before.iter().chain(&after).all(|&w| w == 0) {
         return Ok(vec![x]);

@@ -1,9 +1,9 @@
 //! Pooling over spatial windows.
 //!
 //! - **ONNX**: MaxPool (since 1; without the indices output), AveragePool (since 1).
-//! - **Semantics**: the largest element, or the mean, of the window's elements inside the input. With
-//!   `AverageWithPadding` the padding counts as zeros, but what a rounded-up last window covers
-//!   beyond the padding does not.
+//! - **Semantics**: the largest element, or the mean, of the window's elements inside the input.
+//!   With `AverageWithPadding` the padding counts as zeros, but what a rounded-up last window
+//!   covers beyond the padding does not.
 //! - **Split**: samples and channels are parallel, spatial dimensions stay whole. Means are linear.
 
 use super::decode::{Decoder, DecoderEntry};

@@ -1,11 +1,12 @@
 //! Reductions over dimensions.
 //!
-//! - **ONNX**: ReduceSum, ReduceMax, ReduceMin, ReduceProd (axes are an attribute until 11 or 17, an input
-//!   since), and made of them ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare, ReduceLogSum,
-//!   ReduceLogSumExp, GlobalAveragePool, GlobalMaxPool.
-//! - **Semantics**: elements along `axes` combine; of none at all, the result is the neutral element.
-//! - **Split**: reduced dimensions give partial results of the same kind, the others are parallel. A
-//!   sum is linear.
+//! - **ONNX**: ReduceSum, ReduceMax, ReduceMin, ReduceProd (axes are an attribute until 11 or 17,
+//!   an input since), and made of them ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare,
+//!   ReduceLogSum, ReduceLogSumExp, GlobalAveragePool, GlobalMaxPool.
+//! - **Semantics**: elements along `axes` combine; of none at all, the result is the neutral
+//!   element.
+//! - **Split**: reduced dimensions give partial results of the same kind, the others are parallel.
+//!   A sum is linear.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::reshape::distinct_axes;
@@ -37,7 +38,7 @@ pub const DECODERS: &[DecoderEntry] = &[
     DecoderEntry::onnx("ReduceMax", 1, |d| plain(d, ReduceKind::Max)),
     DecoderEntry::onnx("ReduceMin", 1, |d| plain(d, ReduceKind::Min)),
     DecoderEntry::onnx("ReduceProd", 1, |d| plain(d, ReduceKind::Prod)),
-    DecoderEntry::onnx("ReduceMean", 1, |d| composed(d, |d, x, axes| d.mean(x, axes))),
+    DecoderEntry::onnx("ReduceMean", 1, |d| composed(d, mean)),
     DecoderEntry::onnx("ReduceL1", 1, |d| {
         composed(d, |d, x, axes| {
             let x = d.map(F::Abs, &[x])?;
@@ -58,7 +59,7 @@ pub const DECODERS: &[DecoderEntry] = &[
         })
     }),
     DecoderEntry::onnx("ReduceLogSumExp", 1, |d| composed(d, log_sum_exp)),
-    DecoderEntry::onnx("GlobalAveragePool", 1, |d| global(d, |d, x, axes| d.mean(x, axes))),
+    DecoderEntry::onnx("GlobalAveragePool", 1, |d| global(d, mean)),
     DecoderEntry::onnx("GlobalMaxPool", 1, |d| {
         global(d, |d, x, axes| d.reduce(ReduceKind::Max, x, axes))
     }),
@@ -79,8 +80,8 @@ fn plain(d: &mut Decoder<'_>, kind: ReduceKind) -> Outputs {
     composed(d, |d, x, axes| d.reduce(kind, x, axes))
 }
 
-/// A reduction that keeps dimensions, then drops them if the node says so. With no axes to reduce the
-/// function still applies to each element by itself.
+/// A reduction that keeps dimensions, then drops them if the node says so. With no axes to reduce
+/// the function still applies to each element by itself.
 fn composed(
     d: &mut Decoder<'_>,
     f: impl Fn(&mut Decoder<'_>, ValueId, &[usize]) -> Result<ValueId, OpError>,
@@ -107,6 +108,10 @@ fn global(
         return Err(OpError::Rank { index: 0, found: rank, expected: "3 or more".into() });
     }
     Ok(vec![f(d, x, &(2..rank).collect::<Vec<_>>())?])
+}
+
+fn mean(d: &mut Decoder<'_>, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {
+    d.mean(x, axes)
 }
 
 fn sum_square(d: &mut Decoder<'_>, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {

@@ -37,8 +37,8 @@ fn decode_reshape(d: &mut Decoder<'_>) -> Outputs {
     Ok(vec![d.reshape(x, shape)?])
 }
 
-/// The extents that a Reshape asks for: 0 copies the input's extent unless `allow_zero`, one -1 stands for
-/// what is left.
+/// The extents that a Reshape asks for: 0 copies the input's extent unless `allow_zero`, one -1
+/// stands for what is left.
 fn resolve(from: &TensorType, wanted: &[i64], allow_zero: bool) -> Result<Vec<u64>, OpError> {
     let bad = |why: String| OpError::BadAttribute { name: "shape", why };
     let mut unknown = None;
@@ -111,8 +111,9 @@ pub fn distinct_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
     let mut resolved =
         axes.iter().map(|&a| resolve_axis(a, rank)).collect::<Result<Vec<_>, _>>()?;
     resolved.sort_unstable();
-    if let Some(twice) = resolved.windows(2).find(|w| w[0] == w[1]) {
-        let why = format!("axis {} is listed twice", twice[0]);
+    let mut pairs = resolved.iter().zip(resolved.iter().skip(1));
+    if let Some((twice, _)) = pairs.find(|(a, b)| a == b) {
+        let why = format!("axis {twice} is listed twice");
         return Err(OpError::BadAttribute { name: "axes", why });
     }
     Ok(resolved)
@@ -123,13 +124,17 @@ const FACTORS: [&str; 16] = [
     "f15",
 ];
 
+/// The factors of each dimension of one side, most significant first, as indices.
+type Products = Vec<Vec<usize>>;
+
 /// Decomposes two shapes of equal element count into common factors: the extents of the factors,
-/// whether each may be split, and for each dimension of each side its factors, most significant first.
+/// whether each may be split, and for each dimension of each side its factors, most significant
+/// first.
 ///
 /// Both shapes are walked from the front. While the pending parts of two dimensions share their
 /// greatest common divisor as a most significant factor, it is split off; what remains incompatible
 /// stays whole.
-fn common_factors(a: &[u64], b: &[u64]) -> (Vec<(u64, bool)>, [Vec<Vec<usize>>; 2]) {
+fn common_factors(a: &[u64], b: &[u64]) -> (Vec<(u64, bool)>, [Products; 2]) {
     let mut factors: Vec<(u64, bool)> = Vec::new();
     let mut dims = [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]];
     let (mut i, mut j) = (0, 0);

@@ -1,8 +1,9 @@
 //! Rotary position embedding, decoded into slices, elementwise ops and concatenation.
 //!
 //! - **ONNX**: RotaryEmbedding (since 23).
-//! - **Semantics**: pairs of each head's elements are rotated by the angle of their position: `x₁ cos - x₂ sin`,
-//!   `x₁ sin + x₂ cos`. A pair is one element of each half, or two neighbours if interleaved.
+//! - **Semantics**: pairs of each head's elements are rotated by the angle of their position: `x₁
+//!   cos - x₂ sin`, `x₁ sin + x₂ cos`. A pair is one element of each half, or two neighbours if
+//!   interleaved.
 
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry};
@@ -75,8 +76,8 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     Ok(vec![d.reshape(result, shape)?])
 }
 
-/// Cosines or sines, one for each position and pair, with a dimension of 1 for the heads. With position ids
-/// the input is a table.
+/// Cosines or sines, one for each position and pair, with a dimension of 1 for the heads. With
+/// position ids the input is a table.
 fn angles(
     d: &mut Decoder<'_>,
     index: usize,

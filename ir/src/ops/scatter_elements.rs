@@ -3,8 +3,8 @@
 //! - **ONNX**: ScatterElements (since 11), Scatter (9 and 10).
 //! - **Semantics**: `out = data`, then `out[.., indices[.., i, ..], ..]` is combined with
 //!   `updates[.., i, ..]` for each element of the indices in order.
-//! - **Split**: the dimension stays whole, as do those where data and indices differ; the others are
-//!   parallel. Setting and adding are linear in data and updates together.
+//! - **Split**: the dimension stays whole, as do those where data and indices differ; the others
+//!   are parallel. Setting and adding are linear in data and updates together.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::gather_elements::{check, targets};

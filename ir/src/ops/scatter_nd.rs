@@ -1,10 +1,10 @@
 //! Writing slices at positions along several dimensions at once.
 //!
 //! - **ONNX**: ScatterND (since 11).
-//! - **Semantics**: `out = data`, then `out[indices[i.., :].., r..]` is combined with `updates[i.., r..]` for
-//!   each position in order.
-//! - **Split**: `v.. r.., i.. q, i.. r.. -> v.. r..`; all but `r` stay whole. Setting and adding are linear in
-//!   data and updates together.
+//! - **Semantics**: `out = data`, then `out[indices[i.., :].., r..]` is combined with `updates[i..,
+//!   r..]` for each position in order.
+//! - **Split**: `v.. r.., i.. q, i.. r.. -> v.. r..`; all but `r` stay whole. Setting and adding
+//!   are linear in data and updates together.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::index;

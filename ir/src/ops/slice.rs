@@ -1,6 +1,7 @@
 //! Cutting a part out of a tensor.
 //!
-//! - **ONNX**: Slice (since 1; parameters are attributes before 10), Split (since 2; one slice an output).
+//! - **ONNX**: Slice (since 1; parameters are attributes before 10), Split (since 2; one slice an
+//!   output).
 //! - **Semantics**: `out[i] = in[start + i · step]` along each dimension that is cut.
 //! - **Split**: dimensions that are cut stay whole, the others are parallel. Linear.
 
@@ -65,7 +66,8 @@ fn decode_slice(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     Ok(vec![d.push(Slice { cuts }, &[x])?])
 }
 
-/// Python's slicing rules: negative bounds count from the back, bounds beyond the ends are moved there.
+/// Python's slicing rules: negative bounds count from the back, bounds beyond the ends are moved
+/// there.
 fn clamp(n: u64, start: i64, end: i64, step: i64) -> Result<Cut, OpError> {
     let (n, step128) = (i128::from(n), i128::from(step));
     let wrap = |i: i64| if i < 0 { i128::from(i) + n } else { i128::from(i) };
@@ -84,29 +86,29 @@ fn clamp(n: u64, start: i64, end: i64, step: i64) -> Result<Cut, OpError> {
     Ok(Cut { start: start as i64, step, extent: count as u64 })
 }
 
-/// Extents are an attribute before 13 and an input since; without them the parts are equal, the last one
-/// smaller if it must be.
+/// Extents are an attribute before 13 and an input since; without them the parts are equal, the
+/// last one smaller if it must be.
 fn decode_split(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = d.input(0)?;
     let ty = d.ty(x);
     let axis = ty.axis(d.int_or("axis", 0)?)?;
     let n = ty.shape[axis];
     let bad = |why: String| OpError::BadAttribute { name: "split", why };
-    let parts = match d.ints_or_input("split", 1, "it decides the outputs' shapes")? {
-        Some(parts) => parts
+    let listed = d.ints_or_input("split", 1, "it decides the outputs' shapes")?;
+    let parts = if let Some(parts) = listed {
+        parts
             .iter()
             .map(|&p| u64::try_from(p).map_err(|_| bad(format!("a part of {p}"))))
-            .collect::<Result<Vec<_>, _>>()?,
-        None => {
-            let count = d.int_or("num_outputs", d.outputs as i64)?;
-            let count = u64::try_from(count).ok().filter(|&c| c > 0 && c == d.outputs as u64);
-            let count = count.ok_or_else(|| OpError::BadAttribute {
-                name: "num_outputs",
-                why: format!("the node has {} outputs", d.outputs),
-            })?;
-            let part = n.div_ceil(count);
-            (0..count).map(|i| part.min(n.saturating_sub(i.saturating_mul(part)))).collect()
-        }
+            .collect::<Result<Vec<_>, _>>()?
+    } else {
+        let count = d.int_or("num_outputs", d.outputs as i64)?;
+        let count = u64::try_from(count).ok().filter(|&c| c > 0 && c == d.outputs as u64);
+        let count = count.ok_or_else(|| OpError::BadAttribute {
+            name: "num_outputs",
+            why: format!("the node has {} outputs", d.outputs),
+        })?;
+        let part = n.div_ceil(count);
+        (0..count).map(|i| part.min(n.saturating_sub(i.saturating_mul(part)))).collect()
     };
     let total = parts.iter().try_fold(0u64, |sum, &p| sum.checked_add(p));
     if total != Some(n) || parts.len() < d.outputs {

@@ -1,8 +1,8 @@
 //! Tile: a tensor repeated along its dimensions, decoded into reshapes and a broadcast.
 //!
 //! - **ONNX**: Tile (since 6).
-//! - **Semantics**: `[a, b]` repeated `r, s` times is `[1, a, 1, b]` broadcast to `[r, a, s, b]`, seen as
-//!   `[r·a, s·b]`. So the factor rules of reshape and broadcast say how it splits.
+//! - **Semantics**: `[a, b]` repeated `r, s` times is `[1, a, 1, b]` broadcast to `[r, a, s, b]`,
+//!   seen as `[r·a, s·b]`. So the factor rules of reshape and broadcast say how it splits.
 
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;

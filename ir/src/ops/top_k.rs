@@ -1,8 +1,8 @@
 //! The largest or smallest elements along a dimension.
 //!
 //! - **ONNX**: TopK (since 1; `k` is an input since 10).
-//! - **Semantics**: the `k` largest (smallest) elements in descending (ascending) order, and their indices;
-//!   of equal elements the one with the lower index comes first.
+//! - **Semantics**: the `k` largest (smallest) elements in descending (ascending) order, and their
+//!   indices; of equal elements the one with the lower index comes first.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
 use super::decode::{Decoder, DecoderEntry};

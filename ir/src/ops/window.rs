@@ -60,8 +60,8 @@ fn reach(extent: u64, dilation: u64) -> u128 {
     u128::from(extent.saturating_sub(1)) * u128::from(dilation) + 1
 }
 
-/// The output's spatial extents. With `ceil`, a last window that is cut off counts if it starts inside
-/// the input or the padding before it.
+/// The output's spatial extents. With `ceil`, a last window that is cut off counts if it starts
+/// inside the input or the padding before it.
 pub fn output(
     spatial: &[u64],
     extents: &[u64],
@@ -92,8 +92,8 @@ pub fn output(
     (0..rank).map(extent).collect()
 }
 
-/// The elements of a window that lie inside the input: pairs of their index in the window and in the input,
-/// both row-major. `at` is the output position.
+/// The elements of a window that lie inside the input: pairs of their index in the window and in
+/// the input, both row-major. `at` is the output position.
 pub fn taps(
     at: &[usize],
     spatial: &[u64],
@@ -113,7 +113,9 @@ pub fn taps(
             .flat_map(|(w, x)| {
                 (first..=last).map(move |k| {
                     let inside = (start + k * dilation) as usize;
-                    (w * extents[i] as usize + k as usize, x * n as usize + inside)
+                    // A pooling window may be too large to be numbered; nobody reads the number.
+                    let number = w.wrapping_mul(extents[i] as usize).wrapping_add(k as usize);
+                    (number, x * n as usize + inside)
                 })
             })
             .collect();

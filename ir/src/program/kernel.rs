@@ -32,8 +32,8 @@ pub enum Kernel {
         /// The permutation.
         perm: Vec<usize>,
     },
-    /// `out[i..] = in[starts[i] + i · steps[i] ..]`; how many is the output's extent. Dimensions that
-    /// are not sliced have start 0 and step 1.
+    /// `out[i..] = in[starts[i] + i · steps[i] ..]`; how many is the output's extent. Dimensions
+    /// that are not sliced have start 0 and step 1.
     Slice {
         /// First index, one a dimension.
         starts: Vec<i64>,
@@ -119,9 +119,9 @@ pub enum Kernel {
         #[serde(with = "crate::number")]
         bias: f32,
     },
-    /// `out[.., i.., ..] = data[.., indices[i..], ..]`. Indices are global (negative ones count from
-    /// the global end); those outside the local part of `data` yield 0, so that a table split over
-    /// ranks gives partial sums.
+    /// `out[.., i.., ..] = data[.., indices[i..], ..]`. Indices are global (negative ones count
+    /// from the global end); those outside the local part of `data` yield 0, so that a table split
+    /// over ranks gives partial sums.
     Gather {
         /// The dimension of `data` that is indexed.
         axis: usize,
@@ -131,8 +131,9 @@ pub enum Kernel {
         /// Leading dimensions shared by both.
         batch_dims: usize,
     },
-    /// Evaluates an op by its reference semantics, on the host, on the rank's parts. For ops without a
-    /// kernel of their own; their rules split only dimensions that their attributes do not mention.
+    /// Evaluates an op by its reference semantics, on the host, on the rank's parts. For ops
+    /// without a kernel of their own; their rules split only dimensions that their attributes do
+    /// not mention.
     Reference {
         /// The op.
         op: Box<Op>,

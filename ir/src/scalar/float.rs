@@ -4,8 +4,10 @@ use super::ScalarFn;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 impl ScalarFn {
-    /// The function on floats, bool results as 0 and 1. Missing operands count as NaN. Functions that exist on
-    /// integers only (see [`ScalarFn::accepts`]) give NaN.
+    /// The function on floats, bool results as 0 and 1. Missing operands count as NaN. Functions
+    /// that exist on integers only (see [`ScalarFn::accepts`]) give NaN.
+    #[allow(clippy::float_cmp)] // the functions are defined so
+    #[allow(clippy::match_same_arms)] // each line is one function
     pub fn apply(self, args: &[f64]) -> f64 {
         use ScalarFn as F;
         let arg = |i: usize| args.get(i).copied().unwrap_or(f64::NAN);
@@ -64,7 +66,7 @@ impl ScalarFn {
             F::Mish => x * softplus(x).tanh(),
             F::Gelu => 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2)),
             F::GeluTanh => {
-                let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
+                let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
                 0.5 * x * (1.0 + inner.tanh())
             }
             F::Shrink { bias, lambd } => {

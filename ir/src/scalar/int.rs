@@ -1,7 +1,7 @@
 //! Scalar functions on integers and bools.
 //!
-//! Arguments of any integer type fit into i128; results wrap to the type in which they are stored, so that
-//! every wrapping operation here is right modulo 2^64 and thus for every type.
+//! Arguments of any integer type fit into i128; results wrap to the type in which they are stored,
+//! so that every wrapping operation here is right modulo 2^64 and thus for every type.
 
 use super::ScalarFn;
 use crate::EvalError;
@@ -17,7 +17,8 @@ impl ScalarFn {
         let arg = |i: usize| args.get(i).copied().unwrap_or(0);
         let (x, y) = (arg(0), arg(1));
         Ok(match self {
-            F::Identity | F::Cast(_) => x,
+            F::PRelu if x < 0 => x.wrapping_mul(y),
+            F::Identity | F::Cast(_) | F::PRelu => x,
             F::Neg => x.wrapping_neg(),
             F::Abs => x.wrapping_abs(),
             F::Sign => x.signum(),
@@ -47,8 +48,6 @@ impl ScalarFn {
             F::LessOrEqual => i128::from(x <= y),
             F::Greater => i128::from(x > y),
             F::GreaterOrEqual => i128::from(x >= y),
-            F::PRelu if x < 0 => x.wrapping_mul(y),
-            F::PRelu => x,
             F::BitwiseAnd => x & y,
             F::BitwiseOr => x | y,
             F::BitwiseXor => x ^ y,

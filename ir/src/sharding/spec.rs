@@ -93,7 +93,7 @@ impl DimSharding {
             let parts = u64::from(mesh.group_size(&self.axes));
             let unit = self.unit.max(1);
             let blocks = n / unit;
-            return blocks.div_ceil(parts) * unit + n % unit;
+            return blocks.div_ceil(parts).saturating_mul(unit).saturating_add(n % unit);
         }
         (0..mesh.ranks())
             .map(|r| self.range(n, mesh, &mesh.coord(r)))
@@ -105,7 +105,9 @@ impl DimSharding {
     /// Whether every rank holds the same extent.
     pub fn is_even(&self, n: u64, mesh: &Mesh) -> bool {
         self.axes.iter().all(|&a| mesh.axis(a).shares.is_none())
-            && n.is_multiple_of(u64::from(mesh.group_size(&self.axes)) * self.unit.max(1))
+            && u64::from(mesh.group_size(&self.axes))
+                .checked_mul(self.unit.max(1))
+                .is_some_and(|block| n.is_multiple_of(block))
     }
 
     /// The same partition with the smallest unit that says it, so that equal partitions are equal

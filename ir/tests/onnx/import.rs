@@ -4,7 +4,7 @@ use crate::builder::{graph, import, initializer, model, node, opset, refused, va
 use crate::builder::{int, tensor, text};
 use crate::vector;
 use planc_ir::interp::evaluate;
-use planc_ir::onnx::export::write_model;
+use planc_ir::onnx::export;
 use planc_ir::onnx::wire::{DataLocation, StringStringEntryProto, TensorProto};
 use planc_ir::onnx::{self, ImportOptions};
 use planc_ir::weights::{InMemory, ModelFiles};
@@ -49,7 +49,7 @@ fn small_tensors_are_constants_and_large_ones_stay_in_the_file() {
     let m = model(graph(vec![x()], weights(), nodes(), "y"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
-    write_model(&path, &m).unwrap();
+    export::write(&m, &path).unwrap();
     let model = onnx::import(&path, &ImportOptions::default()).unwrap();
     let by_name = |name: &str| model.graph.values.iter().find(|v| v.name == name).unwrap();
     assert_eq!(by_name("small").def, ValueDef::Constant(small.clone().into()));
@@ -95,8 +95,8 @@ fn external_data_are_read_only_when_a_weight_is_loaded() {
     let write = |entries: &[(&str, &str)]| {
         let x = value("x", DType::F32, "400");
         let nodes = vec![add("x w", "y")];
-        write_model(&path, &model(graph(vec![x], vec![external("w", 400, entries)], nodes, "y")))
-            .unwrap();
+        let m = model(graph(vec![x], vec![external("w", 400, entries)], nodes, "y"));
+        export::write(&m, &path).unwrap();
         onnx::import(&path, &ImportOptions::default())
     };
     let good = [("location", "w.bin"), ("offset", "16"), ("length", "1600")];

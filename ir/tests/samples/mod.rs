@@ -1,5 +1,6 @@
 //! One or more applications of every op, small and with extents that do not divide evenly.
 
+use crate::random::Random;
 use planc_ir::ops::Op;
 use planc_ir::ops::arg_reduce::ArgReduce;
 use planc_ir::ops::concat::Concat;
@@ -39,22 +40,9 @@ pub struct Sample {
     pub inputs: Vec<Tensor>,
 }
 
-/// Deterministic numbers in [-1, 1).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> f64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-
-    pub fn tensor(&mut self, shape: &[u64]) -> Tensor {
-        Tensor::from_f64(TensorType::new(DType::F64, shape), |_| self.next()).unwrap()
-    }
+/// A tensor of random numbers.
+pub fn random_tensor(random: &mut Random, shape: &[u64]) -> Tensor {
+    Tensor::from_f64(TensorType::new(DType::F64, shape), |_| random.next()).unwrap()
 }
 
 fn window(strides: &[u64], dilations: &[u64], before: &[u64], after: &[u64]) -> Window {
@@ -75,7 +63,7 @@ pub fn all() -> Vec<Sample> {
     let mut random = Random(1);
     let mut samples = Vec::new();
     let mut add = |op: Op, inputs: Vec<Tensor>| samples.push(Sample { op, inputs });
-    let mut x = |shape: &[u64]| random.tensor(shape);
+    let mut x = |shape: &[u64]| random_tensor(&mut random, shape);
 
     for (trans_a, trans_b) in [(false, false), (true, false), (false, true), (true, true)] {
         let a = if trans_a { x(&[2, 6, 5]) } else { x(&[2, 5, 6]) };

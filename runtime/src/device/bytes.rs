@@ -84,6 +84,7 @@ pub fn view_mut<T: Elem>(bytes: &mut [u8]) -> &mut [T] {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -96,7 +97,7 @@ mod tests {
             assert!(b.iter().all(|&x| x == 0));
             let n4 = b.len() / 4 * 4;
             view_mut::<f32>(&mut b[..n4]).fill(1.5);
-            assert!(view::<f32>(&b[..n4]).iter().all(|&x| x == 1.5));
+            assert!(view::<f32>(&b[..n4]).iter().all(|x| x.to_bits() == 1.5f32.to_bits()));
         }
     }
 

@@ -53,12 +53,16 @@ pub trait Accumulator: Copy + Send + Sync {
     /// What changes nothing when combined.
     fn neutral(kind: ReduceKind) -> Self;
     /// Sum; of bools: or.
+    #[must_use]
     fn add(self, other: Self) -> Self;
     /// Product; of bools: and.
+    #[must_use]
     fn mul(self, other: Self) -> Self;
     /// The larger; NaN if one is.
+    #[must_use]
     fn max(self, other: Self) -> Self;
     /// The smaller; NaN if one is.
+    #[must_use]
     fn min(self, other: Self) -> Self;
     /// As f64.
     fn to_f64(self) -> f64;
@@ -202,7 +206,7 @@ macro_rules! int {
                     Ord::min(self, other)
                 }
                 fn to_f64(self) -> f64 {
-                    self as f64
+                    Element::to_f64(self)
                 }
             }
         )+

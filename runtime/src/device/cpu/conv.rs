@@ -32,7 +32,7 @@ pub fn run(
     };
     let sweep = Sweep::new("conv", input, extents, output, window)?;
     // Without input channels the sum over them is empty, whatever the groups.
-    let groups = if *per_group == 0 { 1 } else { c / per_group };
+    let groups = c.checked_div(*per_group).unwrap_or(1);
     if n != on
         || m != om
         || groups * per_group != *c
@@ -44,7 +44,7 @@ pub fn run(
         batch: *n as usize,
         groups: groups as usize,
         inputs: *per_group as usize,
-        outputs: if groups == 0 { 0 } else { (m / groups) as usize },
+        outputs: m.checked_div(groups).unwrap_or(0) as usize,
         sweep,
     };
     widen::run(&kernel, &[*x, *weight], out)

@@ -47,7 +47,10 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         (Kernel::Slice { starts, steps }, [x]) => layout::slice(starts, steps, x, out),
         (Kernel::Concat { axis }, _) => layout::concat(*axis, inputs, out),
         (Kernel::Pad { before, mode, value }, [x]) => layout::pad(before, *mode, *value, x, out),
-        (Kernel::Fill { value }, []) => layout::fill(*value, out),
+        (Kernel::Fill { value }, []) => {
+            layout::fill(*value, out);
+            Ok(())
+        }
         (Kernel::Reduce { kind, axes }, [x]) => reduce::run(*kind, axes, x, out),
         (Kernel::Softmax { axis, log }, [x]) => softmax::run(*axis, *log, x, out),
         (Kernel::Normalize { axis, epsilon, rms }, [x, scale]) => {

@@ -43,6 +43,9 @@ pub fn run(
     Ok(())
 }
 
+/// How two accumulators combine.
+type Combine<A> = fn(A, A) -> A;
+
 /// The mean by `counts`, or the largest without them.
 fn pool<T: Elem>(sweep: &Sweep, counts: Option<&[u64]>, x: &[T], out: &mut [T]) {
     let positions = sweep.positions();
@@ -50,7 +53,7 @@ fn pool<T: Elem>(sweep: &Sweep, counts: Option<&[u64]>, x: &[T], out: &mut [T]) 
         return;
     }
     let plane: usize = sweep.input.iter().product();
-    let (kind, combine): (_, fn(T::Acc, T::Acc) -> T::Acc) = match counts {
+    let (kind, combine): (_, Combine<T::Acc>) = match counts {
         Some(_) => (ReduceKind::Sum, Accumulator::add),
         None => (ReduceKind::Max, Accumulator::max),
     };
