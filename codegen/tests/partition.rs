@@ -19,7 +19,9 @@ fn assert_close(name: &str, found: &Tensor, expected: &Tensor) {
     let (found, expected) = (found.to_f64s(), expected.to_f64s());
     let scale = expected.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
     for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
-        let same = f == e || (f.is_nan() && e.is_nan()) || (f - e).abs() <= 1e-9 * scale;
+        let same = f.to_bits() == e.to_bits()
+            || (f.is_nan() && e.is_nan())
+            || (f - e).abs() <= 1e-9 * scale;
         assert!(same, "{name}[{i}] is {f}, expected {e}");
     }
 }

@@ -1,14 +1,15 @@
 //! Writes a graph, a strategy and a program down as a [`Plan`].
 
 use crate::search::SearchResult;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
 use planc_ir::ops::WorkKind;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use planc_ir::plan::{
-    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage, Weight,
+    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage,
+    Weight,
 };
 use planc_ir::program::{BufferId, Program};
 use std::collections::BTreeMap;
@@ -56,10 +57,7 @@ pub fn plan(
         graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
     let value = |id: BufferId| {
         let name = &program.buffer(id).name;
-        by_name
-            .get(name.as_str())
-            .copied()
-            .ok_or_else(|| EmitError::UnknownValue(name.clone()))
+        by_name.get(name.as_str()).copied().ok_or_else(|| EmitError::UnknownValue(name.clone()))
     };
     let weights =
         program.weights.iter().map(|&b| weight(value(b)?)).collect::<Result<Vec<_>, _>>()?;

@@ -3,6 +3,7 @@
 //! Models come from `tests/data/models` and, where it is present, from the larger set in
 //! `../shared/models` beside the checkout. A test that needs the larger set says aloud when it is
 //! absent.
+#![allow(clippy::print_stderr)] // says aloud what is left out
 
 use onnx_protobuf::ModelProto;
 use planc::pipeline::{Compiled, compile};
@@ -63,7 +64,9 @@ pub fn run_model(name: &str) -> Option<TestModel> {
         .filter(|f| f.is_dir())
         .or_else(|| own.is_dir().then_some(own));
     let Some(folder) = folder else {
-        eprintln!("SKIPPED: `{name}` is not among the project's own models and ../shared/models is absent");
+        eprintln!(
+            "SKIPPED: `{name}` is not among the project's own models and ../shared/models is absent"
+        );
         return None;
     };
     let meta: Value = serde_json::from_str(&read(&folder.join("meta.json"))).expect("meta.json");
@@ -81,19 +84,20 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
+/// The paths that `name` gives for 0, 1, 2 … as far as they exist.
+fn numbered(name: impl Fn(usize) -> PathBuf) -> impl Iterator<Item = PathBuf> {
+    (0..).map(name).take_while(|path| path.exists())
+}
+
 /// The data sets of a model's folder, in order.
 pub fn data_sets(folder: &Path) -> Vec<DataSet> {
-    (0..)
-        .map(|i| folder.join(format!("test_data_set_{i}")))
-        .take_while(|set| set.is_dir())
+    numbered(|i| folder.join(format!("test_data_set_{i}")))
         .map(|set| DataSet { inputs: tensors(&set, "input"), outputs: tensors(&set, "output") })
         .collect()
 }
 
 fn tensors(set: &Path, kind: &str) -> BTreeMap<String, Tensor> {
-    (0..)
-        .map(|i| set.join(format!("{kind}_{i}.pb")))
-        .take_while(|file| file.is_file())
+    numbered(|i| set.join(format!("{kind}_{i}.pb")))
         .map(|file| read_tensor(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())))
         .collect()
 }

@@ -1,14 +1,13 @@
 //! Any legal strategy of a real model is executed right, not only the chosen one: strategies drawn at
 //! random per op (partial sums, reshards in odd places, extents that do not divide) give the outputs
 //! that ONNX Runtime computed.
+#![allow(clippy::print_stderr)] // says aloud what was drawn
 
 use fastrand::Rng;
 use planc::verify::{Tolerance, compare};
 use planc_ir::graph::ValueDef;
 use planc_ir::onnx::{ImportOptions, import};
-use planc_ir::sharding::{
-    AxisUse, Mesh, OpStrategy, Sharding, Strategy, op_shardings,
-};
+use planc_ir::sharding::{AxisUse, Mesh, OpStrategy, Sharding, Strategy, op_shardings};
 use planc_ir::weights::{ModelFiles, Weights as _};
 use planc_ir::{Graph, NodeId, Tensor, ValueId};
 use planc_tests::{bindings, cost_model, run_model};
@@ -34,8 +33,7 @@ fn draw_op(graph: &Graph, id: NodeId, mesh: &Mesh, rng: &mut Rng) -> OpStrategy 
     let rule = graph.node(id).op.rule(&graph.input_types(id), &graph.output_types(id));
     let uses = rule.axis_uses();
     for _ in 0..20 {
-        let axes: Vec<AxisUse> =
-            (0..mesh.rank()).map(|_| uses[rng.usize(..uses.len())]).collect();
+        let axes: Vec<AxisUse> = (0..mesh.rank()).map(|_| uses[rng.usize(..uses.len())]).collect();
         let strategy = OpStrategy { axes };
         if op_shardings(graph, id, mesh, &strategy).is_ok() {
             return strategy;
@@ -80,8 +78,7 @@ fn check(name: &str) {
     for mesh in meshes() {
         let cost = cost_model("H100", mesh.ranks());
         for draw in 0..DRAWS {
-            let ops =
-                graph.node_ids().map(|id| draw_op(&graph, id, &mesh, &mut rng)).collect();
+            let ops = graph.node_ids().map(|id| draw_op(&graph, id, &mesh, &mut rng)).collect();
             let mut homes = rng.fork();
             let strategy = Strategy::from_ops(&graph, mesh.clone(), ops, |v| {
                 draw_home(&graph, v, &mesh, &mut homes)

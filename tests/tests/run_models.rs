@@ -1,5 +1,6 @@
 //! Real exported models: planned for 1, 2, 4 and 8 devices and run on as many CPU ranks, the outputs are
 //! those that ONNX Runtime computed.
+#![allow(clippy::print_stderr)] // says aloud how close they are
 
 use planc_tests::{RunResult, plan_and_run, run_model};
 

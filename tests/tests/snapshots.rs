@@ -77,8 +77,7 @@ fn dlrm_exported() {
 #[test]
 fn gpt_large_built() {
     let folder = tempfile::tempdir().expect("a folder");
-    let sizes =
-        [(Size::Layers, 4), (Size::Hidden, 12288), (Size::Heads, 96), (Size::Seq, 2048)];
+    let sizes = [(Size::Layers, 4), (Size::Hidden, 12288), (Size::Heads, 96), (Size::Seq, 2048)];
     let path = built(folder.path(), "gpt", &sizes);
     check("gpt-12288", &path, &[("batch", 1)]);
 }

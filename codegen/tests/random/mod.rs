@@ -79,7 +79,7 @@ impl Case {
         let rank = 1 + d.below(4);
         let shape: Vec<u64> = (0..rank).map(|_| d.pick(&EXTENTS)).collect();
         let mut made = vec![case.input(&shape)];
-        for _ in 0..1 + d.below(7) {
+        for _ in 0..=d.below(7) {
             let x = made[made.len() - 1 - d.below(made.len().min(3))];
             made.extend(case.op(d, x));
         }
@@ -200,7 +200,7 @@ impl Case {
                 inputs.push(self.weight(d, &other));
                 Concat { axis }.into()
             }
-            13 if rank > 0 => self.window_of_dim(d, &shape),
+            13 if rank > 0 => window_of_dim(d, &shape),
             14 if rank > 0 && !shape.contains(&0) => {
                 let axis = d.below(rank);
                 let many: Vec<u64> = (0..d.below(3)).map(|_| d.pick(&EXTENTS)).collect();
@@ -235,25 +235,6 @@ impl Case {
         let result = self.graph.push(name, op, &inputs, &[]);
         let elements = |v: &ValueId| self.graph.ty(*v).elements();
         result.unwrap_or_default().into_iter().filter(|v| elements(v) < 5000).collect()
-    }
-
-    /// A slice or a padding of one dimension.
-    fn window_of_dim(&self, d: &mut Draw<'_>, shape: &[u64]) -> planc_ir::ops::Op {
-        let (axis, rank) = (d.below(shape.len()), shape.len());
-        if d.one_in(2) {
-            let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
-            (before[axis], after[axis]) = (d.below(3) as i64, d.below(3) as i64 - 1);
-            let mode = d.pick(&[PadMode::Constant, PadMode::Edge, PadMode::Reflect]);
-            return Pad { before, after, mode, value: 0.5 }.into();
-        }
-        let mut cuts = vec![None; rank];
-        let start = d.below(shape[axis] as usize) as u64;
-        cuts[axis] = Some(if d.one_in(2) {
-            Cut { start: start as i64, step: -1, extent: start + 1 }
-        } else {
-            Cut { start: start as i64, step: 1, extent: shape[axis] - start }
-        });
-        Slice { cuts }.into()
     }
 
     /// An op over the spatial dimensions of `[N, C, ..]`.
@@ -312,6 +293,25 @@ impl Case {
     }
 }
 
+/// A slice or a padding of one dimension.
+fn window_of_dim(d: &mut Draw<'_>, shape: &[u64]) -> planc_ir::ops::Op {
+    let (axis, rank) = (d.below(shape.len()), shape.len());
+    if d.one_in(2) {
+        let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
+        (before[axis], after[axis]) = (d.below(3) as i64, d.below(3) as i64 - 1);
+        let mode = d.pick(&[PadMode::Constant, PadMode::Edge, PadMode::Reflect]);
+        return Pad { before, after, mode, value: 0.5 }.into();
+    }
+    let mut cuts = vec![None; rank];
+    let start = d.below(shape[axis] as usize) as u64;
+    cuts[axis] = Some(if d.one_in(2) {
+        Cut { start: start as i64, step: -1, extent: start + 1 }
+    } else {
+        Cut { start: start as i64, step: 1, extent: shape[axis] - start }
+    });
+    Slice { cuts }.into()
+}
+
 fn divisors(n: u64) -> Vec<u64> {
     (1..=n.max(1)).filter(|m| n.is_multiple_of(*m)).collect()
 }
@@ -329,7 +329,7 @@ fn numbers(shape: &[u64], seed: usize) -> Tensor {
 /// The same number of elements: dimensions split, merged, or both.
 fn reshaped(d: &mut Draw<'_>, shape: &[u64]) -> Vec<u64> {
     let mut out = shape.to_vec();
-    for _ in 0..1 + d.below(3) {
+    for _ in 0..=d.below(3) {
         let i = d.below(out.len());
         if d.one_in(2) && i + 1 < out.len() {
             let n = out.remove(i + 1);

@@ -22,9 +22,8 @@ pub fn read(paths: &[PathBuf]) -> Result<(Named, Named), CliError> {
                 .collect();
             files.sort();
             for file in files {
-                let is_output = file
-                    .file_name()
-                    .is_some_and(|n| n.to_string_lossy().starts_with("output"));
+                let is_output =
+                    file.file_name().is_some_and(|n| n.to_string_lossy().starts_with("output"));
                 insert(if is_output { &mut outputs } else { &mut inputs }, &file)?;
             }
         } else {

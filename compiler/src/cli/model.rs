@@ -4,6 +4,7 @@ use super::error::CliError;
 use super::{Outcome, ok};
 use planc_ir::DType;
 use planc_models::{Config, FAMILIES, Size, Weights};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -69,7 +70,8 @@ fn dtype(text: &str) -> Result<DType, String> {
 fn families() -> String {
     let mut text = String::from("Families:");
     for family in FAMILIES {
-        text.push_str(&format!("\n  {:<8}{}", family.name, family.summary));
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n  {:<8}{}", family.name, family.summary);
     }
     text
 }

@@ -61,8 +61,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         cost.check_mesh(mesh)?;
     }
     let limits = Limits { relative_gap: args.gap, ..Limits::default() };
-    let options =
-        SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
+    let options = SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     let compiled = compile(&model, &file, &cost, &options, &|what| progress.say(what))?;
     drop(progress);

@@ -10,6 +10,7 @@ use planc_ir::program::{Instr, Program};
 use planc_ir::sharding::{AxisUse, FactorKind, Sharding, Strategy, op_shardings};
 use planc_ir::{DType, Graph, NodeId, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 
 /// A row: equal layers.
 struct Row {
@@ -60,10 +61,10 @@ pub fn table(
             rows.push(row);
         }
     }
-    render(rows, max_rows)
+    render(&rows, max_rows)
 }
 
-fn render(rows: Vec<Row>, max_rows: usize) -> String {
+fn render(rows: &[Row], max_rows: usize) -> String {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     let total = |r: &Row| r.compute_us + r.communication_us;
     order.sort_by(|&a, &b| total(&rows[b]).total_cmp(&total(&rows[a])).then(a.cmp(&b)));
@@ -100,7 +101,8 @@ fn render(rows: Vec<Row>, max_rows: usize) -> String {
     let rest: Vec<&Row> = order.iter().skip(max_rows).map(|&i| &rows[i]).collect();
     if !rest.is_empty() {
         let us: f64 = rest.iter().map(|r| total(r)).sum();
-        out.push_str(&format!("… and {} smaller rows, {} (--all)\n", rest.len(), micros(us)));
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "… and {} smaller rows, {} (--all)", rest.len(), micros(us));
     }
     out
 }
@@ -160,7 +162,8 @@ fn exchanges(
         if !entry.0.is_empty() {
             entry.0.push_str(", ");
         }
-        entry.0.push_str(&format!("{} over {}", kind(step), axes.join("+")));
+        // Writing to a string cannot fail.
+        let _ = write!(entry.0, "{} over {}", kind(step), axes.join("+"));
         entry.1 += us;
     }
     found

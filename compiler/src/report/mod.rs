@@ -14,12 +14,7 @@ use units::{bytes, count, flops, micros, percent};
 const MAX_ROWS: usize = 16;
 
 /// The report on a plan, within a screen unless `all_rows`.
-pub fn plan_report(
-    graph: &Graph,
-    cost: &CostModel,
-    compiled: &Compiled,
-    all_rows: bool,
-) -> String {
+pub fn plan_report(graph: &Graph, cost: &CostModel, compiled: &Compiled, all_rows: bool) -> String {
     let plan = &compiled.plan;
     let mut out = String::new();
     // Writing to a string cannot fail.

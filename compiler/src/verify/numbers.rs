@@ -92,10 +92,7 @@ fn is_cheap(graph: &Graph) -> bool {
 
 fn same_nodes(a: &Graph, b: &Graph) -> bool {
     a.nodes.len() == b.nodes.len()
-        && a.nodes
-            .iter()
-            .zip(&b.nodes)
-            .all(|(a, b)| a.name == b.name && a.op.name() == b.op.name())
+        && a.nodes.iter().zip(&b.nodes).all(|(a, b)| a.name == b.name && a.op.name() == b.op.name())
 }
 
 /// The plan's strategies on a graph with other dimensions.

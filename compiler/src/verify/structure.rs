@@ -44,8 +44,12 @@ fn interface(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<S
             None => findings.push(format!("the model has no value `{}`", buffer.name)),
         }
     }
-    let loaded: BTreeSet<&str> =
-        plan.weights.iter().map(|w| w.name.as_str()).chain(plan.constants.iter().map(|c| c.name.as_str())).collect();
+    let loaded: BTreeSet<&str> = plan
+        .weights
+        .iter()
+        .map(|w| w.name.as_str())
+        .chain(plan.constants.iter().map(|c| c.name.as_str()))
+        .collect();
     for &id in program.weights.iter().chain(&program.constants) {
         let name = program.buffer(id).name.as_str();
         let known = values

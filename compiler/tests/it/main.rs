@@ -1,4 +1,5 @@
 //! The command line, run as a user would.
+#![allow(clippy::print_stderr)] // says aloud what is left out
 
 mod nasty;
 mod plan_files;
