@@ -11,7 +11,9 @@ pub enum CodegenError {
     Strategy(#[from] StrategyError),
     #[error(
         "unsupported: the extents of value `{value}` are only known when the model runs, so no place \
-         can be planned for it; export the model without loops or branches, or with fixed sizes"
+         can be planned for it: it has to be the result of a loop or branch that runs whole on every \
+         rank, and no other node may read it; export the model without that loop or branch, or with \
+         fixed sizes"
     )]
     Dynamic { value: String },
     #[error(

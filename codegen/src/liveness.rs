@@ -17,7 +17,7 @@ use planc_ir::program::{BufferId, Instr, Kernel, Program};
 pub struct Storage {
     /// The buffers that lie in it, in the order in which they are written.
     pub buffers: Vec<BufferId>,
-    /// Bytes of the largest part on any rank.
+    /// Bytes of the largest part on any rank; 0 for what is kept outside the arena.
     pub bytes: u64,
     /// The first instruction during which it is live.
     pub first: usize,

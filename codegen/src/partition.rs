@@ -9,9 +9,11 @@
 //!    that they have in common.
 //! 4. An output that is partial is reduced to whatever sharding is cheapest, unless the program has
 //!    it in a finished form already.
+//! 5. A value whose extents are only known at run time becomes a dynamic buffer: a node that runs whole
+//!    on every rank makes it, and no node reads it.
 
 use crate::{CodegenError, memory};
-use planc_ir::program::{Buffer, BufferId, Instr, Program, Slot};
+use planc_ir::program::{Buffer, BufferId, Instr, Kernel, Program, Slot};
 use planc_ir::sharding::reshard::{Path, Resharder, StepCost, reshard_reduced};
 use planc_ir::sharding::{OpShardings, Sharding, Strategy};
 use planc_ir::{Extents, Graph, NodeId, ValueDef, ValueId};
@@ -19,16 +21,15 @@ use planc_ir::{Extents, Graph, NodeId, ValueDef, ValueId};
 /// The program that carries out a strategy, with a place for every buffer.
 ///
 /// # Errors
-/// If the strategy does not fit the graph, or a value's extents are not known.
+/// If the strategy does not fit the graph, or a value whose extents are not known is more than an
+/// output.
 pub fn partition(
     graph: &Graph,
     strategy: &Strategy,
     cost: &dyn StepCost,
 ) -> Result<Program, CodegenError> {
-    if let Some(v) = graph.values.iter().find(|v| v.extents == Extents::Dynamic) {
-        return Err(CodegenError::Dynamic { value: v.name.clone() });
-    }
     let nodes = strategy.check(graph)?;
+    dynamic_values(graph, &nodes)?;
     let mut p = Partitioner {
         graph,
         strategy,
@@ -56,6 +57,29 @@ pub fn partition(
     }
     memory::place(&mut p.program)?;
     Ok(p.program)
+}
+
+/// Refuses dynamic values that nothing can be planned for.
+fn dynamic_values(graph: &Graph, nodes: &[OpShardings]) -> Result<(), CodegenError> {
+    let is_dynamic = |v: &ValueId| graph.value(*v).extents == Extents::Dynamic;
+    let refused = |v: ValueId| CodegenError::Dynamic { value: graph.value(v).name.clone() };
+    for (id, shardings) in graph.node_ids().zip(nodes) {
+        let node = graph.node(id);
+        if let Some(&v) = node.inputs.iter().find(|&v| is_dynamic(v)) {
+            return Err(refused(v));
+        }
+        let runs_whole = || {
+            let mut all = shardings.inputs.iter().chain(&shardings.outputs);
+            matches!(node.op.lower(), Kernel::Reference { .. })
+                && all.all(|s| *s == Sharding::replicated(s.dims.len()))
+        };
+        match node.outputs.iter().find(|&v| is_dynamic(v)) {
+            Some(&v) if graph.ty(v).rank() > 0 || !runs_whole() => return Err(refused(v)),
+            _ => {}
+        }
+    }
+    let is_made = |v: &ValueId| matches!(graph.value(*v).def, ValueDef::Node { .. });
+    graph.value_ids().find(|v| is_dynamic(v) && !is_made(v)).map_or(Ok(()), |v| Err(refused(v)))
 }
 
 struct Partitioner<'a> {
@@ -164,7 +188,8 @@ impl Partitioner<'_> {
         let id = BufferId(self.program.buffers.len() as u32);
         let value = self.graph.value(v);
         let (name, ty) = (value.name.clone(), value.ty.clone());
-        self.program.buffers.push(Buffer { name, ty, sharding, slot: Slot::default() });
+        let (dynamic, slot) = (value.extents == Extents::Dynamic, Slot::default());
+        self.program.buffers.push(Buffer { name, ty, sharding, dynamic, slot });
         self.forms[v.index()].push(id);
         id
     }

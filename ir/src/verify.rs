@@ -314,7 +314,7 @@ impl Verifier<'_> {
 }
 
 /// The graphs that an op holds. Their depth is bounded where they are read.
-fn bodies(op: &Op) -> Vec<&Graph> {
+pub(crate) fn bodies(op: &Op) -> Vec<&Graph> {
     match op {
         Op::If(op) => vec![&op.then_branch, &op.else_branch],
         Op::Loop(op) => vec![&op.body],

@@ -4,7 +4,8 @@
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 
 use planc_ir::ops::decode::{Attribute, Decoder};
-use planc_ir::ops::decoders;
+use planc_ir::ops::range::{Range, Scalar};
+use planc_ir::ops::{Op, decoders};
 use planc_ir::{DType, Graph, OpError, Tensor, TensorType};
 use std::collections::BTreeMap;
 
@@ -232,6 +233,36 @@ fn ranges_count_what_comes_before_the_limit() {
     assert_eq!(range(10, 4, -2), Ok(vec![10, 8, 6]));
     assert_eq!(range(10, 4, 2), Ok(vec![]));
     assert_eq!(range(0, 7, 3), Ok(vec![0, 3, 6]));
-    assert!(range(0, 5, 0).is_err());
-    assert!(range(i64::MIN, i64::MAX, 1).is_err());
+    assert_eq!(range(i64::MAX - 3, i64::MAX, 2), Ok(vec![i64::MAX - 3, i64::MAX - 1]));
+    let reals = [1.0f32, 2.0, 0.375].into_iter().map(Tensor::scalar).collect();
+    let reals = node("Range", 11, reals).decode().unwrap().remove(0);
+    assert_eq!(reals, Tensor::vector(vec![1.0f32, 1.375, 1.75]));
+    assert!(node("Range", 11, [true; 3].map(Tensor::scalar).to_vec()).decode().is_err());
+}
+
+/// Such a model can be read, and fails when it runs.
+#[test]
+fn ranges_that_cannot_be_made_fail_when_they_are_evaluated() {
+    let range = |dtype, [start, limit, delta]: [Scalar; 3]| {
+        let op = Op::from(Range { dtype, start, limit, delta });
+        let ty = op.infer(&[], &[]).unwrap().remove(0);
+        (ty.shape[0], op.eval(&[]).unwrap_err().to_string())
+    };
+    let ints = |x: [i64; 3]| range(DType::I64, x.map(Scalar::Int));
+    let floats = |x: [f64; 3]| range(DType::F32, x.map(Scalar::Float));
+    let endless = |start, delta| {
+        format!("a range from {start} to 5 in steps of {delta} has no number of elements")
+    };
+    assert_eq!(ints([0, 5, 0]), (0, endless("0", "0")));
+    assert_eq!(floats([0.0, 5.0, -0.0]), (0, endless("0", "-0")));
+    assert_eq!(floats([f64::NAN, 5.0, 1.0]), (0, endless("NaN", "1")));
+    for (count, error) in [
+        ints([i64::MIN, i64::MAX, 1]),
+        ints([i64::MAX, i64::MIN, -1]),
+        floats([0.0, f64::INFINITY, 1.0]),
+        floats([0.0, 5.0, f64::MIN_POSITIVE]),
+    ] {
+        assert_eq!(count, u64::MAX);
+        assert!(error.contains("more than the limit"), "{error}");
+    }
 }

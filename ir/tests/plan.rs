@@ -57,11 +57,19 @@ fn plan() -> Plan {
         name: "x".into(),
         ty: ty(&[4, 256]),
         sharding: Sharding { dims: vec![DimSharding::whole(), split.clone()], partial },
+        dynamic: false,
         slot: Slot { offset, bytes: 4096 },
+    };
+    let dynamic = Buffer {
+        name: "stacked".into(),
+        ty: ty(&[]),
+        sharding: Sharding::replicated(0),
+        dynamic: true,
+        slot: Slot::default(),
     };
     let program = Program {
         mesh,
-        buffers: vec![buffer(0, vec![]), buffer(4096, vec![(AxisId(0), kind)])],
+        buffers: vec![buffer(0, vec![]), buffer(4096, vec![(AxisId(0), kind)]), dynamic],
         inputs: vec![BufferId(0)],
         weights: vec![],
         constants: vec![],
@@ -351,6 +359,7 @@ fn the_schema_describes_what_is_written() {
         "/stages/0/program/mesh",
         "/stages/0/program/mesh/axes/0",
         "/stages/0/program/buffers/0",
+        "/stages/0/program/buffers/2",
         "/stages/0/program/buffers/0/sharding",
         "/stages/0/program/buffers/0/sharding/dims/0",
         "/stages/0/program/instrs/1/kernel",
@@ -363,7 +372,7 @@ fn the_schema_describes_what_is_written() {
         });
         // Every field of the written plan is required, but those that say otherwise.
         for name in written.pointer(pointer).unwrap().as_object().unwrap().keys() {
-            if !["shares", "location", "kind"].contains(&name.as_str()) {
+            if !["shares", "location", "kind", "dynamic"].contains(&name.as_str()) {
                 refuse(pointer, &|o| {
                     o.remove(name);
                 });

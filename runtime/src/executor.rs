@@ -3,7 +3,7 @@
 use crate::comm::local::LocalComm;
 use crate::comm::reshard::Reshard;
 use crate::device::bytes::AlignedBytes;
-use crate::device::cpu::{self, In, Out};
+use crate::device::cpu::{self, In, Out, reference};
 use crate::operands::Operands;
 use crate::region;
 use crate::threads::on_each_rank;
@@ -33,6 +33,8 @@ pub(crate) struct Rank {
     /// This rank's part of each buffer.
     locals: Vec<Local>,
     arena: AlignedBytes,
+    /// What the last run left in each dynamic buffer.
+    dynamic: BTreeMap<BufferId, Tensor>,
     weight_bytes_read: u64,
 }
 
@@ -79,6 +81,7 @@ impl Executor {
                         .map(|b| b.local(&program.mesh, &coord))
                         .collect(),
                     arena: AlignedBytes::zeroed(bytes).ok_or(RunError::Memory { rank, bytes })?,
+                    dynamic: BTreeMap::new(),
                     weight_bytes_read: 0,
                 })
             })
@@ -123,7 +126,10 @@ impl Executor {
             }
             Ok(())
         })?;
-        program.outputs.iter().map(|&id| self.output(id)).collect()
+        let output = |&id| {
+            if program.buffer(id).dynamic { self.dynamic_output(id) } else { self.output(id) }
+        };
+        program.outputs.iter().map(output).collect()
     }
 
     /// The program.
@@ -172,6 +178,23 @@ impl Executor {
         let tensor = Tensor::from_bytes(buffer.ty.clone(), &bytes).map_err(failed)?;
         Ok((buffer.name.clone(), tensor))
     }
+
+    /// The first rank's copy of an output that has no place in the arena; the others must be the same.
+    fn dynamic_output(&self, id: BufferId) -> Result<(String, Tensor), RunError> {
+        let name = self.program.buffer(id).name.clone();
+        let mut copies = self.ranks.iter().map(|rank| (rank.number, rank.dynamic.get(&id)));
+        let Some((home, Some(original))) = copies.next() else {
+            let source = EvalError::Invalid("no instruction has made it".into());
+            return Err(RunError::Output { name, source });
+        };
+        // As bytes, so that NaN is the same as itself.
+        let bytes = original.to_bytes();
+        let is_same = |t: &Tensor| t.ty() == original.ty() && t.to_bytes() == bytes;
+        match copies.find(|(_, copy)| !copy.is_some_and(is_same)) {
+            None => Ok((name, original.clone())),
+            Some((replica, _)) => Err(RunError::Diverged { name, rank: home, replica }),
+        }
+    }
 }
 
 /// Checks what the runtime relies on: everything that can be known before a program runs.
@@ -215,7 +238,11 @@ fn check_inputs(
 impl Rank {
     /// Where this rank's part of a buffer lies in its arena.
     fn range(&self, program: &Program, id: BufferId) -> Range<usize> {
-        let begin = program.buffer(id).slot.offset as usize;
+        let buffer = program.buffer(id);
+        if buffer.dynamic {
+            return 0..0; // it has none
+        }
+        let begin = buffer.slot.offset as usize;
         begin..begin + self.locals[id.index()].ty.bytes() as usize
     }
 
@@ -296,11 +323,28 @@ impl Rank {
             .zip(&operands.inputs)
             .map(|(id, bytes)| In { local: &locals[id.index()], bytes })
             .collect();
-        let mut outputs: Vec<Out<'_>> = outputs
+        let mut results: Vec<Out<'_>> = outputs
             .iter()
             .zip(operands.outputs)
             .map(|(id, bytes)| Out { local: &locals[id.index()], bytes })
             .collect();
-        cpu::run(kernel, &inputs, &mut outputs)
+        match kernel {
+            Kernel::Reference { op } if outputs.iter().any(|&id| program.buffer(id).dynamic) => {
+                let made = reference::evaluate(op, &inputs, outputs.len())?;
+                for ((&id, out), tensor) in outputs.iter().zip(&mut results).zip(made) {
+                    if !program.buffer(id).dynamic {
+                        reference::store(op, &tensor, out)?;
+                    } else if tensor.dtype() == out.dtype() {
+                        self.dynamic.insert(id, tensor);
+                    } else {
+                        let why =
+                            format!("{} gives {}, not {}", op.name(), tensor.ty(), out.dtype());
+                        return Err(KernelError::Operands { kernel: "reference", why });
+                    }
+                }
+                Ok(())
+            }
+            _ => cpu::run(kernel, &inputs, &mut results),
+        }
     }
 }

@@ -134,6 +134,7 @@ fn check(step: &Step, ty: &TensorType, from: &Sharding, to: &Sharding, mesh: &Me
         name: "v".into(),
         ty: ty.clone(),
         sharding: sharding.clone(),
+        dynamic: false,
         slot: Slot::default(),
     };
     let (from, to) = (buffer(from), buffer(to));

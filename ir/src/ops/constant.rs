@@ -1,12 +1,12 @@
 //! Values that are known when the model is imported, and values that pass unchanged.
 //!
-//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Range (of known
-//!   numbers), Identity, Dropout (inference).
+//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Identity, Dropout
+//!   (inference).
 
 use super::decode::{Attribute, Decoder, DecoderEntry};
 use super::fill::Fill;
-use crate::graph::{TensorType, ValueDef, ValueId};
-use crate::{DType, EvalError, OpError, Tensor};
+use crate::graph::{ValueDef, ValueId};
+use crate::{DType, OpError, Tensor};
 use std::sync::Arc;
 
 type Outputs = Result<Vec<ValueId>, OpError>;
@@ -16,13 +16,9 @@ pub const DECODERS: &[DecoderEntry] = &[
     DecoderEntry::onnx("Constant", 1, constant),
     DecoderEntry::onnx("Shape", 1, shape),
     DecoderEntry::onnx("Size", 1, size),
-    DecoderEntry::onnx("Range", 11, range),
     DecoderEntry::onnx("Identity", 1, |d| Ok(vec![d.input(0)?])),
     DecoderEntry::onnx("Dropout", 7, dropout),
 ];
-
-/// The largest constant that a Range becomes, in bytes.
-const MAX_RANGE_BYTES: u64 = 16 << 20;
 
 fn constant(d: &mut Decoder<'_>) -> Outputs {
     let Some((name, value)) = d.attributes.iter().find(|(name, _)| name.contains("value")) else {
@@ -54,43 +50,6 @@ fn shape(d: &mut Decoder<'_>) -> Outputs {
 fn size(d: &mut Decoder<'_>) -> Outputs {
     let n = d.ty(d.input(0)?).elements() as i64;
     Ok(vec![d.constant(Tensor::scalar(n))])
-}
-
-/// `start + i · delta`, as many as come before `limit`.
-fn range(d: &mut Decoder<'_>) -> Outputs {
-    let why = "a range of a computed length is not supported";
-    let [start, limit, delta] = [d.known(0, why)?, d.known(1, why)?, d.known(2, why)?];
-    let dtype = start.dtype();
-    for t in [&start, &limit, &delta] {
-        if t.len() != 1 || t.dtype() != dtype {
-            return Err(OpError::Invalid("takes three scalars of one type".into()));
-        }
-    }
-    let count = if dtype.is_float() {
-        let n = ((limit.f64_at(0) - start.f64_at(0)) / delta.f64_at(0)).ceil();
-        if n.is_nan() {
-            return Err(OpError::Invalid("has a range without an end".into()));
-        }
-        n as u64 // saturates; negative is empty
-    } else {
-        let (span, step) = (limit.int_at(0) - start.int_at(0), delta.int_at(0));
-        if step == 0 {
-            return Err(OpError::Invalid("has a range with delta 0".into()));
-        }
-        let whole = span / step + i128::from(span % step != 0 && (span < 0) == (step < 0));
-        u64::try_from(whole.max(0)).unwrap_or(u64::MAX)
-    };
-    let ty = TensorType::new(dtype, [count]);
-    if ty.bytes() > MAX_RANGE_BYTES {
-        return Err(OpError::Unsupported(format!("a range of {count} elements")));
-    }
-    let values: Result<Tensor, EvalError> = if dtype.is_float() {
-        Tensor::from_f64(ty, |i| start.f64_at(0) + i as f64 * delta.f64_at(0))
-    } else {
-        Tensor::from_int(ty, |i| start.int_at(0) + i as i128 * delta.int_at(0))
-    };
-    let values = values.map_err(|e| OpError::Invalid(e.to_string()))?;
-    Ok(vec![d.constant(values)])
 }
 
 /// Passes its input through. A mask that is asked for says that everything was kept.

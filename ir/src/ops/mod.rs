@@ -104,6 +104,7 @@ op_table! {
         // Elementwise.
         map::Map,
         fill::Fill,
+        range::Range,
         expand::Expand,
         trilu::Trilu,
         // Reductions and normalisation.

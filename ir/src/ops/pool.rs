@@ -3,15 +3,15 @@
 //! - **ONNX**: MaxPool (since 1; without the indices output), AveragePool (since 1).
 //! - **Semantics**: the largest element, or the mean, of the window's elements inside the input.
 //!   With `AverageWithPadding` the padding counts as zeros, but what a rounded-up last window
-//!   covers beyond the padding does not.
+//!   covers beyond the padding does not. The largest of no elements is the type's lowest value.
 //! - **Split**: samples and channels are parallel, spatial dimensions stay whole. Means are linear.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::lanes::floats;
+use super::reduce::neutral;
 use super::{OpDef, Work, expect_inputs, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, PoolKind, Window};
-use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
+use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
 use crate::tensor::unravel;
 use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,35 @@ impl Pool {
         let spatial = window::output(&x[2..], &self.extents, &self.window, self.ceil)?;
         Ok([&x[..2], &spatial].concat())
     }
+
+    /// The elements of a result of type `ty`: `f` of the indices that each window covers in an input
+    /// of these extents, and of how many elements a mean divides by.
+    fn combine<T: Clone + Default>(
+        &self,
+        from: &[u64],
+        ty: &TensorType,
+        f: impl Fn(&mut dyn Iterator<Item = usize>, f64) -> T,
+    ) -> Result<Vec<T>, EvalError> {
+        let (spatial, out) = (&from[2..], &ty.shape[2..]);
+        let (positions, area) = (elements(out) as usize, elements(spatial) as usize);
+        let mut y = vec![T::default(); Tensor::zeros(ty.clone())?.len()];
+        let planes = elements(&from[..2]) as usize;
+        for p in 0..if planes > 0 { positions } else { 0 } {
+            let at = unravel(p, out);
+            let taps = window::taps(&at, spatial, &self.extents, &self.window);
+            let count = match self.kind {
+                PoolKind::AverageWithPadding => {
+                    window::covered(&at, spatial, &self.extents, &self.window)
+                }
+                PoolKind::Max | PoolKind::Average => taps.len() as f64,
+            };
+            for plane in 0..planes {
+                y[plane * positions + p] =
+                    f(&mut taps.iter().map(|&(_, i)| plane * area + i), count);
+            }
+        }
+        Ok(y)
+    }
 }
 
 impl OpDef for Pool {
@@ -115,33 +144,27 @@ impl OpDef for Pool {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let x = inputs[0].to_f64s();
-        let from = inputs[0].shape();
-        let shape = self.shape(from).map_err(|e| EvalError::Invalid(e.to_string()))?;
-        let (spatial, out) = (&from[2..], &shape[2..]);
-        let (positions, area) = (elements(out) as usize, elements(spatial) as usize);
-        let ty = TensorType::new(inputs[0].dtype(), shape.clone());
-        let mut y = vec![0.0; Tensor::zeros(ty)?.len()];
-        let planes = elements(&from[..2]) as usize;
-        for p in 0..if planes > 0 { positions } else { 0 } {
-            let at = unravel(p, out);
-            let taps = window::taps(&at, spatial, &self.extents, &self.window);
-            let count = match self.kind {
-                PoolKind::AverageWithPadding => {
-                    window::covered(&at, spatial, &self.extents, &self.window)
-                }
-                PoolKind::Max | PoolKind::Average => taps.len() as f64,
-            };
-            for plane in 0..planes {
-                let inside = taps.iter().map(|&(_, i)| x[plane * area + i]);
-                y[plane * positions + p] = if self.kind == PoolKind::Max {
-                    inside.fold(f64::NEG_INFINITY, |m, v| if v > m || v.is_nan() { v } else { m })
+        let x = inputs[0];
+        let shape = self.shape(x.shape()).map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let ty = TensorType::new(x.dtype(), shape);
+        let (lowest, lowest_int) = neutral(ReduceKind::Max, ty.dtype);
+        Ok(vec![if ty.dtype.is_float() {
+            let x = &x.to_f64s();
+            let y = self.combine(inputs[0].shape(), &ty, |window, count| {
+                let inside = window.map(|i| x[i]);
+                if self.kind == PoolKind::Max {
+                    inside.fold(lowest, |m, v| if v > m || v.is_nan() { v } else { m })
                 } else {
                     inside.sum::<f64>() / count
-                };
-            }
-        }
-        Ok(vec![floats(inputs[0].ty(), &shape, &y)?])
+                }
+            })?;
+            Tensor::from_f64(ty, |i| y[i])?
+        } else {
+            let y = self.combine(x.shape(), &ty, |window, _| {
+                window.fold(lowest_int, |m, i| m.max(x.int_at(i)))
+            })?;
+            Tensor::from_int(ty, |i| y[i])?
+        }])
     }
 
     fn lower(&self) -> Kernel {

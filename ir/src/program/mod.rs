@@ -38,6 +38,11 @@ pub struct Buffer {
     pub ty: TensorType,
     /// How it is split.
     pub sharding: Sharding,
+    /// Whether its extents are only known when the program runs. A dynamic buffer is whole on every
+    /// rank and has no place in the arena; its type says the element type alone (its rank is 0). A
+    /// reference kernel writes it, and only the caller reads it, as an output.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dynamic: bool,
     /// Where it lies in the rank's arena.
     #[serde(flatten)]
     pub slot: Slot,
@@ -67,12 +72,15 @@ pub struct Local {
 }
 
 impl Buffer {
-    /// Bytes of the largest part on any rank; `u64::MAX` when they would overflow.
+    /// Bytes that the largest part on any rank takes in the arena; `u64::MAX` when they would overflow.
     pub fn max_bytes(&self, mesh: &Mesh) -> u64 {
+        if self.dynamic {
+            return 0;
+        }
         TensorType::new(self.ty.dtype, self.sharding.max_local_shape(&self.ty.shape, mesh)).bytes()
     }
 
-    /// The part that the rank at `coord` holds.
+    /// The part that the rank at `coord` holds; of a dynamic buffer, only the element type is right.
     pub fn local(&self, mesh: &Mesh, coord: &[u32]) -> Local {
         let ranges = self.sharding.ranges(&self.ty.shape, mesh, coord);
         Local {

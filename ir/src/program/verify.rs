@@ -15,10 +15,13 @@
 //!    results are what it then yields, in number, element type and extents; attributes are in range.
 //! 9. **Storage**: buffers that are live at once do not overlap in the arena. Only the result of a
 //!    `copy` may lie where its input lies; the two then are one storage, live while either is.
+//! 10. **Dynamic buffers** are of rank 0 and whole; only reference kernels fill them, and only the
+//!    program's outputs name them.
 //!
 //! That a program computes what the model says does not follow; comparing its results with the
 //! reference evaluation shows that.
 
+mod dynamic;
 mod kernel;
 mod storage;
 
@@ -64,6 +67,13 @@ pub enum Finding {
     Step { place: Place, step: Step, input: Label, output: Label },
     #[error("{place}: on the rank at {coord:?}, {why}")]
     Kernel { place: Place, coord: Vec<u32>, why: String },
+    #[error("{buffer} is dynamic, but {ty} has extents or it is not whole on every rank")]
+    DynamicType { buffer: Label, ty: TensorType },
+    #[error(
+        "{place}: names {buffer}, which is dynamic: a reference kernel has to fill it, and nothing \
+         but an output may read it"
+    )]
+    DynamicUse { place: Place, buffer: Label },
     #[error("{place}: {buffer} overlaps {other} in the arena, which is live")]
     Overlap { place: Place, buffer: Label, other: Label },
 }
@@ -102,6 +112,7 @@ pub fn verify(program: &Program) -> Vec<Finding> {
     slots(program, &mut findings);
     boundary(program, &mut findings);
     order(program, &mut findings);
+    dynamic::check(program, &mut findings);
     for (index, instr) in program.instrs.iter().enumerate() {
         let place = || Place::instr(index, instr);
         match instr {

@@ -18,6 +18,7 @@ use planc_ir::ops::matmul::MatMul;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
+use planc_ir::ops::range::{Range, Scalar};
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
 use planc_ir::ops::scatter::Update;
@@ -88,6 +89,11 @@ pub fn all() -> Vec<Sample> {
     add(map(ScalarFn::Cast(DType::I32)), vec![x(&[5])]);
 
     add(Fill { dtype: DType::F64, shape: vec![5, 3], value: 0.5 }.into(), vec![]);
+    let range = |dtype, start, limit, delta| Range { dtype, start, limit, delta };
+    let [start, limit, delta] = [9, -6, -4].map(Scalar::Int);
+    add(range(DType::I32, start, limit, delta).into(), vec![]);
+    let [start, limit, delta] = [0.5, 2.0, 0.375].map(Scalar::Float);
+    add(range(DType::F64, start, limit, delta).into(), vec![]);
     add(Expand { shape: vec![2, 4, 5] }.into(), vec![x(&[4, 1])]);
 
     for kind in [ReduceKind::Sum, ReduceKind::Max, ReduceKind::Min, ReduceKind::Prod] {

@@ -29,7 +29,7 @@ impl Builder {
         let bytes = TensorType::new(ty.dtype, largest).bytes();
         let slot = Slot { offset: self.0.arena_bytes, bytes };
         self.0.arena_bytes += bytes.next_multiple_of(ALIGNMENT);
-        self.0.buffers.push(Buffer { name: name.to_string(), ty, sharding, slot });
+        self.0.buffers.push(Buffer { name: name.to_string(), ty, sharding, dynamic: false, slot });
         BufferId(self.0.buffers.len() as u32 - 1)
     }
 

@@ -25,6 +25,7 @@ use crate::ops::transpose::Transpose;
 use crate::ops::{Op, broadcast, expect_inputs};
 use crate::program::{BufferId, Kernel, Program, Window};
 use crate::sharding::AxisId;
+use crate::verify::{bodies, verify};
 
 /// The largest number in a window or slice: keeps index arithmetic within 64 bits.
 const MAX_INDEX: u64 = 1 << 40;
@@ -126,7 +127,12 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         }
         Kernel::Gather { axis } => Gather { axis: *axis }.into(),
         Kernel::GatherNd { batch_dims } => GatherNd { batch_dims: *batch_dims }.into(),
-        Kernel::Reference { op } => (**op).clone(),
+        Kernel::Reference { op } => {
+            if let Some(finding) = bodies(op).into_iter().flat_map(verify).next() {
+                return Err(OpError::Invalid(format!("in a body of {}: {finding}", op.name())));
+            }
+            (**op).clone()
+        }
     };
     match op.infer(inputs, &unknown) {
         // Its types depend on contents; whoever evaluates it compares them.

@@ -16,7 +16,7 @@ mod normalize;
 mod operand;
 mod pool;
 mod reduce;
-mod reference;
+pub mod reference;
 mod softmax;
 mod strided;
 mod widen;
@@ -31,7 +31,9 @@ use planc_ir::program::Kernel;
 /// Runs a kernel.
 pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Result<(), KernelError> {
     if let Kernel::Reference { op } = kernel {
-        return reference::run(op, inputs, outputs);
+        let results = reference::evaluate(op, inputs, outputs.len())?;
+        let mut pairs = results.iter().zip(outputs);
+        return pairs.try_for_each(|(result, out)| reference::store(op, result, out));
     }
     let [out] = outputs else {
         return Err(KernelError::Operands {

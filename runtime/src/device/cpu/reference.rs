@@ -5,23 +5,26 @@ use crate::KernelError;
 use planc_ir::Tensor;
 use planc_ir::ops::Op;
 
-/// Evaluates an op on whole operands.
-pub fn run(op: &Op, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Result<(), KernelError> {
+/// Evaluates an op, at least `count` results of it, on the rank's operands.
+pub fn evaluate(op: &Op, inputs: &[In<'_>], count: usize) -> Result<Vec<Tensor>, KernelError> {
     let inputs: Vec<Tensor> = inputs
         .iter()
         .map(|x| Tensor::from_bytes(x.local.ty.clone(), x.bytes))
         .collect::<Result<_, _>>()?;
     let results = op.eval(&inputs.iter().collect::<Vec<_>>())?;
-    if results.len() < outputs.len() {
-        let why = format!("{} has {} results, not {}", op.name(), results.len(), outputs.len());
+    if results.len() < count {
+        let why = format!("{} has {} results, not {count}", op.name(), results.len());
         return Err(KernelError::Operands { kernel: "reference", why });
     }
-    for (result, out) in results.iter().zip(outputs) {
-        if *result.ty() != out.local.ty {
-            let why = format!("{} gives {}, not {}", op.name(), result.ty(), out.local.ty);
-            return Err(KernelError::Operands { kernel: "reference", why });
-        }
-        out.bytes.copy_from_slice(&result.to_bytes());
+    Ok(results)
+}
+
+/// Writes a result of an op to its buffer.
+pub fn store(op: &Op, result: &Tensor, out: &mut Out<'_>) -> Result<(), KernelError> {
+    if *result.ty() != out.local.ty {
+        let why = format!("{} gives {}, not {}", op.name(), result.ty(), out.local.ty);
+        return Err(KernelError::Operands { kernel: "reference", why });
     }
+    out.bytes.copy_from_slice(&result.to_bytes());
     Ok(())
 }
