@@ -1,6 +1,7 @@
 //! The graph: nodes and values in arenas, in topological order by construction.
 
 use crate::ops::Op;
+use crate::sharding::FactorRule;
 use crate::{DType, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -247,6 +248,18 @@ impl Graph {
     pub fn is_dynamic(&self, id: NodeId) -> bool {
         let n = self.node(id);
         n.inputs.iter().chain(&n.outputs).any(|&v| self.value(v).extents == Extents::Dynamic)
+    }
+
+    /// How a node may be split. A node that touches a value of unknown extents is opaque.
+    pub fn rule(&self, id: NodeId) -> FactorRule {
+        let (inputs, outputs) = (self.input_types(id), self.output_types(id));
+        if self.is_dynamic(id) {
+            let ranks =
+                |types: &[TensorType]| types.iter().map(TensorType::rank).collect::<Vec<_>>();
+            let why = "the extents of an operand are only known when the model runs";
+            return FactorRule::opaque(&ranks(&inputs), &ranks(&outputs), why);
+        }
+        self.node(id).op.rule(&inputs, &outputs)
     }
 
     /// Adds a value that no node defines.

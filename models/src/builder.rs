@@ -192,7 +192,7 @@ impl Builder {
         attributes: Vec<AttributeProto>,
     ) -> Vec<Val> {
         let mut path: Vec<String> = vec![String::new()];
-        path.extend(self.modules.iter().map(|m| m.replace('.', "/")));
+        path.extend(self.modules.iter().cloned());
         path.push(op_type.to_string());
         let name = self.unique(path.join("/"));
         let results: Vec<String> =

@@ -30,7 +30,7 @@ fn meshes() -> Vec<Mesh> {
 
 /// A random legal strategy of a node; replication if chance finds none.
 fn draw_op(graph: &Graph, id: NodeId, mesh: &Mesh, rng: &mut Rng) -> OpStrategy {
-    let rule = graph.node(id).op.rule(&graph.input_types(id), &graph.output_types(id));
+    let rule = graph.rule(id);
     let uses = rule.axis_uses();
     for _ in 0..20 {
         let axes: Vec<AxisUse> = (0..mesh.rank()).map(|_| uses[rng.usize(..uses.len())]).collect();

@@ -34,8 +34,7 @@ fn columns_then_rows_with_one_all_reduce_each() {
     let split = |layer: u64, suffix: &str| -> Vec<&'static str> {
         let ids: Vec<NodeId> = find(graph, layer, suffix).collect();
         assert_eq!(ids.len(), 1, "{layer} {suffix}");
-        let node = graph.node(ids[0]);
-        let rule = node.op.rule(&graph.input_types(ids[0]), &graph.output_types(ids[0]));
+        let rule = graph.rule(ids[0]);
         let axes = &strategy.ops[ids[0].index()].axes;
         axes.iter()
             .map(|usage| match usage {

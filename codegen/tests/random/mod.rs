@@ -376,7 +376,7 @@ pub fn strategy(d: &mut Draw<'_>, graph: &Graph, mesh: &Mesh) -> Strategy {
 }
 
 fn op_strategy(d: &mut Draw<'_>, graph: &Graph, id: NodeId, mesh: &Mesh) -> OpStrategy {
-    let uses = graph.node(id).op.rule(&graph.input_types(id), &graph.output_types(id)).axis_uses();
+    let uses = graph.rule(id).axis_uses();
     let mut drawn =
         OpStrategy { axes: mesh.axis_ids().map(|_| uses[d.below(uses.len())]).collect() };
     // Where two axes do not go together, the later ones replicate.

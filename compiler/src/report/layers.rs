@@ -171,7 +171,7 @@ fn exchanges(
 
 /// `data: b0, tensor: n`, or `replicated`; factors that are reduced are marked `Σ`.
 fn words(graph: &Graph, strategy: &Strategy, id: NodeId) -> String {
-    let rule = graph.node(id).op.rule(&graph.input_types(id), &graph.output_types(id));
+    let rule = graph.rule(id);
     let uses: Vec<String> = strategy
         .mesh
         .axes

@@ -5,14 +5,14 @@
 //! least resharding wins, then the quickest. Weights are loaded as they are needed. What differs is who
 //! starts a split:
 //!
-//! - [`Baseline::Replicate`]: nobody.
-//! - [`Baseline::DataParallel`]: the graph's inputs are split along their first dimension over all axes;
+//! - [`Baseline::Replicate`][]: nobody.
+//! - [`Baseline::DataParallel`][]: the graph's inputs are split along their first dimension over all axes;
 //!   weights stay whole.
-//! - [`Baseline::TensorParallel`]: a matrix product with a weight is split over the last axis: along the
+//! - [`Baseline::TensorParallel`][]: a matrix product with a weight is split over the last axis: along the
 //!   contracted extent if its other operand is split there already (row-parallel; the partial result is
 //!   reduced at once), else along the weight's own extent (column-parallel). Any other axis is data
 //!   parallel. This is Megatron's pattern, heads included: reshapes and transposes follow.
-//! - [`Baseline::Greedy`]: each node takes what is cheapest for it, given what came before.
+//! - [`Baseline::Greedy`][]: each node takes what is cheapest for it, given what came before.
 
 use super::costs::Costs;
 use super::space::{NodeCandidate, Space};
@@ -256,7 +256,7 @@ impl Walk<'_> {
         let graph = self.space.graph;
         let node = &graph.nodes[at];
         let id = NodeId(at as u32);
-        let rule = node.op.rule(&graph.input_types(id), &graph.output_types(id));
+        let rule = graph.rule(id);
         let (weights, computed): (Vec<usize>, Vec<usize>) =
             (0..node.inputs.len()).partition(|&i| self.parameter[node.inputs[i].index()]);
         let ([weight, ..], [computed]) = (&*weights, &*computed) else { return None };

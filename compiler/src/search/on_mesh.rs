@@ -114,7 +114,7 @@ impl OnMesh<'_> {
         if !fits {
             let mut request = formulation.request.clone();
             request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
-            let start = self.start(&space, &ways, &formulation, &request, &baselines);
+            let start = Self::start(&space, &ways, &formulation, &request, &baselines);
             outcome = self.solve(&request, start.as_deref())?;
             match &outcome {
                 Outcome::Solved(s) => bound_us = bound_us.max(s.solution.bound),
@@ -184,7 +184,6 @@ impl OnMesh<'_> {
 
     /// The cheapest baseline that is in the space and fits.
     fn start(
-        &self,
         space: &Space<'_>,
         ways: &Ways,
         formulation: &Formulation,

@@ -176,7 +176,7 @@ pub mod random {
 
     impl Rng {
         /// The next number.
-        pub fn next(&mut self) -> u64 {
+        pub fn next_u64(&mut self) -> u64 {
             self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut z = self.0;
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -186,7 +186,7 @@ pub mod random {
 
         /// A number below `n`.
         pub fn below(&mut self, n: usize) -> usize {
-            (self.next() % n as u64) as usize
+            (self.next_u64() % n as u64) as usize
         }
 
         /// A cost with a fraction, often 0.
@@ -202,7 +202,7 @@ pub mod random {
         let decisions: Vec<Decision> = (0..n)
             .map(|i| Decision {
                 name: format!("d{i}"),
-                cost_us: (0..1 + rng.below(4)).map(|_| rng.cost()).collect(),
+                cost_us: (0..=rng.below(4)).map(|_| rng.cost()).collect(),
             })
             .collect();
         let mut edges = Vec::new();
@@ -215,7 +215,7 @@ pub mod random {
                 End { decision, class }
             };
             let from = end(&mut rng, rows);
-            let uses = (0..1 + rng.below(3)).map(|_| end(&mut rng, columns)).collect();
+            let uses = (0..=rng.below(3)).map(|_| end(&mut rng, columns)).collect();
             let us = (0..rows)
                 .map(|_| (0..columns).map(|_| (rng.below(16) > 0).then(|| rng.cost())).collect())
                 .collect();
@@ -251,7 +251,7 @@ pub mod random {
                     .collect(),
             })
             .collect();
-        let rows = (0..1 + rng.below(3))
+        let rows = (0..=rng.below(3))
             .map(|_| MemoryRow {
                 homes: (0..homes.len()).filter(|_| rng.below(3) > 0).map(|h| (h, 1)).collect(),
                 forms: (0..forms.len()).filter(|_| rng.below(3) > 0).map(|f| (f, 2)).collect(),

@@ -260,7 +260,9 @@ impl Mip {
             ResolutionError::Other(why) => {
                 SolverError::NoSolution { solver: solver.name(), why: why.to_string() }
             }
-            other => SolverError::Failed { solver: solver.name(), why: other.to_string() },
+            why @ ResolutionError::Str(_) => {
+                SolverError::Failed { solver: solver.name(), why: why.to_string() }
+            }
         })?;
         let ended = match solved.status() {
             good_lp::solvers::SolutionStatus::TimeLimit => Status::TimeLimit,
@@ -301,6 +303,7 @@ fn objective(columns: &[Variable], costs: &[f64]) -> Expression {
 }
 
 /// `(objective - bound) / |objective|`, 0 where they are equal.
+#[allow(clippy::float_cmp)] // equal infinities have no distance
 pub fn relative_gap(objective: f64, bound: f64) -> f64 {
     if objective == bound { 0.0 } else { (objective - bound) / objective.abs().max(1e-12) }
 }

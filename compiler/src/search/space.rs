@@ -161,8 +161,8 @@ struct Candidate {
 fn candidates(graph: &Graph, id: NodeId, mesh: &Mesh, costs: &dyn Costs) -> Vec<Candidate> {
     let op = &graph.node(id).op;
     let (ins, outs) = (graph.input_types(id), graph.output_types(id));
-    let rule = op.rule(&ins, &outs);
-    let uses = if graph.is_dynamic(id) { vec![AxisUse::Replicate] } else { rule.axis_uses() };
+    let rule = graph.rule(id);
+    let uses = rule.axis_uses();
     let shapes = |types: &'_ [TensorType]| -> Vec<Vec<u64>> {
         types.iter().map(|t| t.shape.clone()).collect()
     };

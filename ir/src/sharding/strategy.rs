@@ -179,7 +179,7 @@ pub fn op_shardings(
         return Err(StrategyError::AxisCount { node: name(), op, expected, found });
     }
     let (ins, outs) = (graph.input_types(id), graph.output_types(id));
-    let rule = node.op.rule(&ins, &outs);
+    let rule = graph.rule(id);
     let illegal = |why: String| {
         let strategy = strategy.clone();
         StrategyError::Illegal { node: name(), op, strategy, why }

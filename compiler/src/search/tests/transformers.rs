@@ -70,7 +70,7 @@ fn the_expert_recipes_stand_beside_it() {
     let us = |name: &str| result.baselines.iter().find(|b| b.name == name).unwrap().total_us;
     let found = result.evaluation.total_us;
     // A batch of one cannot be split.
-    assert_eq!(us("data parallel"), us("replicate"));
+    assert!((us("data parallel") - us("replicate")).abs() < 1e-9);
     assert!(found <= us("tensor parallel") && us("tensor parallel") < 1.2 * found);
     assert!(us("tensor parallel") < us("replicate") / 2.0);
 }
