@@ -55,6 +55,11 @@ pub fn check(
         let what = "the plan's own program";
         return run(what.to_string(), &model.graph, program, path, options.seed);
     }
+    if plan.model.bindings.is_empty() {
+        let why = "the model is too large for the reference evaluation, and none of its dimensions \
+                   is symbolic, so it cannot be made smaller";
+        return Ok(Numerical::Skipped { why: why.to_string() });
+    }
     let bind: BTreeMap<String, u64> = plan
         .model
         .bindings
