@@ -1,5 +1,10 @@
 //! Command-line verbs, one file each. A model with no verb is planned.
 
+/// Prints a line; whoever reads it may have gone (`planc … | head`), which is no error.
+macro_rules! say {
+    ($($arg:tt)*) => { $crate::cli::print_line(&format!($($arg)*))? };
+}
+
 mod cluster;
 mod error;
 mod files;
@@ -13,6 +18,7 @@ mod verify;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use error::CliError;
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// Plans how to split a neural network over many GPUs, and runs the plan.
@@ -88,6 +94,14 @@ fn parse_binding(text: &str) -> Result<(String, u64), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=NUMBER, such as batch=8")?;
     let value = value.trim().parse().map_err(|_| format!("`{value}` is not a number"))?;
     Ok((name.trim().to_string(), value))
+}
+
+fn print_line(line: &str) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{line}") {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(CliError::io("standard output")),
+    }
 }
 
 #[allow(clippy::unnecessary_wraps)] // what verbs return

@@ -101,6 +101,6 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     };
     let model = planc_models::build(&args.family, &config)?;
     planc_models::write(&model, &args.out)?;
-    println!("{}", args.out.display());
+    say!("{}", args.out.display());
     ok()
 }

@@ -17,16 +17,16 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         since.entry((entry.domain, entry.name)).or_default().push(entry.since);
     }
     if args.markdown {
-        println!("| operator | domain | read from opset |\n|---|---|---|");
+        say!("| operator | domain | read from opset |\n|---|---|---|");
     }
     for ((domain, name), mut versions) in since {
         versions.sort_unstable();
         let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
         let domain = if domain.is_empty() { "ai.onnx" } else { domain };
         if args.markdown {
-            println!("| {name} | {domain} | {} |", versions.join(", "));
+            say!("| {name} | {domain} | {} |", versions.join(", "));
         } else {
-            println!("{name:<32}{domain:<16}{}", versions.join(", "));
+            say!("{name:<32}{domain:<16}{}", versions.join(", "));
         }
     }
     ok()

@@ -69,10 +69,10 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("plan.json"));
     compiled.plan.save(&out).map_err(CliError::plan(&out))?;
     if args.json {
-        println!("{}", answer(&compiled, &out));
+        say!("{}", answer(&compiled, &out));
     } else {
-        print!("{}", plan_report(&model.graph, &cost, &compiled, args.all));
-        println!("{:<12}{}", "plan", out.display());
+        say!("{}", plan_report(&model.graph, &cost, &compiled, args.all).trim_end());
+        say!("{:<12}{}", "plan", out.display());
     }
     ok()
 }

@@ -41,14 +41,14 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let model = model_path(args.model.as_deref(), &args.plan, &plan);
     let mut session = Session::load(&plan, &model)?;
     let (inputs, expected) = if args.input.is_empty() {
-        println!("inputs are random (seed {})", args.seed);
+        say!("inputs are random (seed {})", args.seed);
         (random_inputs(&plan.model.inputs, args.seed)?, Named::new())
     } else {
         files::read(&args.input)?
     };
     let outputs = session.run(&inputs)?;
     let ranks: u32 = plan.stages.iter().map(|s| s.program.mesh.ranks()).sum();
-    println!("{} on {ranks} CPU ranks, mesh {}", plan.model.file, plan.stages[0].program.mesh);
+    say!("{} on {ranks} CPU ranks, mesh {}", plan.model.file, plan.stages[0].program.mesh);
 
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
     let mut outcome = ok();
@@ -56,12 +56,12 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         match expected.get(name) {
             Some(want) => {
                 let c = compare(tensor, want, tolerance);
-                println!("{}", difference(name, tensor, &c));
+                say!("{}", difference(name, tensor, &c));
                 if !c.equal {
                     outcome = Ok(Outcome::Bad);
                 }
             }
-            None => println!("{name}: {}, {}", tensor.ty(), summary(tensor)),
+            None => say!("{name}: {}, {}", tensor.ty(), summary(tensor)),
         }
     }
     if let Some(folder) = &args.output {

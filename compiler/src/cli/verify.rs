@@ -27,9 +27,9 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let options = Options { bind: args.bind.iter().cloned().collect(), seed: args.seed };
     let report = verify(&plan, &args.model, &options)?;
     for finding in &report.findings {
-        println!("finding: {finding}");
+        say!("finding: {finding}");
     }
-    println!(
+    say!(
         "structure: {} instructions, {} buffers, {} findings",
         report.instructions,
         report.buffers,
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     );
     let equal = match &report.numerical {
         Numerical::Compared { what, worst } => {
-            println!(
+            say!(
                 "numbers: {what}: largest difference from the reference {:.3e} absolute, {:.3e} relative: {}",
                 worst.max_abs,
                 worst.max_rel,
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
             worst.equal
         }
         Numerical::Skipped { why } => {
-            println!("numbers: not checked: {why}");
+            say!("numbers: not checked: {why}");
             true
         }
     };
