@@ -28,8 +28,9 @@ pub fn partition(
     strategy: &Strategy,
     cost: &dyn StepCost,
 ) -> Result<Program, CodegenError> {
+    // A factor rule describes operands of known extents, so this comes before the strategy.
+    dynamic_values(graph)?;
     let nodes = strategy.check(graph)?;
-    dynamic_values(graph, &nodes)?;
     let mut p = Partitioner {
         graph,
         strategy,
@@ -60,26 +61,33 @@ pub fn partition(
 }
 
 /// Refuses dynamic values that nothing can be planned for.
-fn dynamic_values(graph: &Graph, nodes: &[OpShardings]) -> Result<(), CodegenError> {
-    let is_dynamic = |v: &ValueId| graph.value(*v).extents == Extents::Dynamic;
+fn dynamic_values(graph: &Graph) -> Result<(), CodegenError> {
+    let is_dynamic = |v: &&ValueId| graph.value(**v).extents == Extents::Dynamic;
     let refused = |v: ValueId| CodegenError::Dynamic { value: graph.value(v).name.clone() };
-    for (id, shardings) in graph.node_ids().zip(nodes) {
+    for id in graph.node_ids() {
         let node = graph.node(id);
-        if let Some(&v) = node.inputs.iter().find(|&v| is_dynamic(v)) {
+        if let Some(&v) = node.inputs.iter().find(is_dynamic) {
             return Err(refused(v));
         }
-        let runs_whole = || {
-            let mut all = shardings.inputs.iter().chain(&shardings.outputs);
-            matches!(node.op.lower(), Kernel::Reference { .. })
-                && all.all(|s| *s == Sharding::replicated(s.dims.len()))
-        };
-        match node.outputs.iter().find(|&v| is_dynamic(v)) {
-            Some(&v) if graph.ty(v).rank() > 0 || !runs_whole() => return Err(refused(v)),
-            _ => {}
+        if let Some(&v) = node.outputs.iter().find(is_dynamic)
+            && !runs_whole(graph, id)
+        {
+            return Err(refused(v));
         }
     }
-    let is_made = |v: &ValueId| matches!(graph.value(*v).def, ValueDef::Node { .. });
-    graph.value_ids().find(|v| is_dynamic(v) && !is_made(v)).map_or(Ok(()), |v| Err(refused(v)))
+    let is_made = |v: ValueId| matches!(graph.value(v).def, ValueDef::Node { .. });
+    let stray = graph.value_ids().find(|v| is_dynamic(&v) && !is_made(*v));
+    stray.map_or(Ok(()), |v| Err(refused(v)))
+}
+
+/// Whether a node is one that leaves extents open and that any strategy runs whole on every rank.
+fn runs_whole(graph: &Graph, id: NodeId) -> bool {
+    let node = graph.node(id);
+    let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
+    let contents: Vec<_> = node.inputs.iter().map(|&v| graph.constant_of(v)).collect();
+    matches!(node.op.lower(), Kernel::Reference { .. })
+        && node.op.infer(&inputs, &contents).is_ok_and(|types| types == outputs)
+        && node.op.rule(&inputs, &outputs).opaque.is_some()
 }
 
 struct Partitioner<'a> {

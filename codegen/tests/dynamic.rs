@@ -194,7 +194,7 @@ fn findings(change: impl FnOnce(&mut Program, BufferId)) -> String {
     let mut program = plan(&branching()).expect("supported");
     let y = program.buffers.iter().position(|b| b.dynamic).expect("one is");
     change(&mut program, BufferId(y as u32));
-    verify(&program).iter().map(|f| format!("{f}\n")).collect()
+    verify(&program).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 fn set_dynamic(p: &mut Program, name: &str) {

@@ -16,7 +16,7 @@
 //! 9. **Storage**: buffers that are live at once do not overlap in the arena. Only the result of a
 //!    `copy` may lie where its input lies; the two then are one storage, live while either is.
 //! 10. **Dynamic buffers** are of rank 0 and whole; only reference kernels fill them, and only the
-//!    program's outputs name them.
+//!     program's outputs name them.
 //!
 //! That a program computes what the model says does not follow; comparing its results with the
 //! reference evaluation shows that.
