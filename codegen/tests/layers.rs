@@ -195,8 +195,9 @@ fn strategies_that_do_not_fit_are_refused() {
 #[test]
 fn values_of_unknown_extents_are_refused() {
     let mut g = mlp();
+    let strategy = column_then_row(&g);
     let y = g.outputs[0];
     g.values[y.index()].extents = Extents::Dynamic;
-    let e = refused(&g, &column_then_row(&g));
+    let e = refused(&g, &strategy);
     assert_eq!(e, CodegenError::Dynamic { value: g.value(y).name.clone() });
 }

@@ -54,7 +54,7 @@ fn one_all_reduce_per_attention_and_per_mlp() {
             ("mlp/fc/MatMul", "n"),
             ("mlp/proj/MatMul", "k"),
         ] {
-            let node = format!("h/{block}/{node}");
+            let node = format!("h.{block}/{node}");
             assert_eq!(split(&graph, &result, &node), factor, "{node}");
         }
     }
