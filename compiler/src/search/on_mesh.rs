@@ -101,7 +101,9 @@ impl OnMesh<'_> {
         let pricing = started.elapsed();
 
         let started = Instant::now();
-        let mut outcome = self.solve(&formulation.request, None)?;
+        let free = &formulation.request;
+        let start = Self::start(&space, &ways, &formulation, free, &baselines);
+        let mut outcome = self.solve(free, start.as_deref())?;
         // All prices are positive, so 0 is a bound where the solver has none.
         let mut bound_us = 0.0;
         let mut fits = false;

@@ -200,7 +200,8 @@ impl Mip {
             options.push(model.try_set_option("time_limit", seconds));
         }
         options.into_iter().collect::<Result<(), _>>().map_err(|e| failed(format!("{e:?}")))?;
-        if let Some(start) = start {
+        // HiGHS takes an empty start for a mistake.
+        if let Some(start) = start.filter(|s| !s.is_empty()) {
             model
                 .try_set_solution(Some(start), None, None, None)
                 .map_err(|e| failed(format!("the start was refused: {e:?}")))?;
