@@ -19,6 +19,11 @@ pub enum CompileError {
     Codegen(#[from] CodegenError),
     #[error(transparent)]
     Emit(#[from] EmitError),
+    #[error(
+        "the plan's buffers take {arena_bytes} bytes of each device once they have their places, more \
+         than the {limit_bytes} that it may hold; use more or larger devices, or a smaller batch"
+    )]
+    Arena { arena_bytes: u64, limit_bytes: u64 },
     #[error("planc emitted a program that its own verifier rejects, which is a bug: {}", .0.join("; "))]
     Unverified(Vec<String>),
 }
@@ -47,6 +52,11 @@ pub fn compile(
     let search = search::search(&model.graph, cost, options)?;
     progress("partitioning");
     let program = planc_codegen::partition(&model.graph, &search.strategy, cost)?;
+    // The search counts what is live at once; gaps between buffers may come on top.
+    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
+    if program.arena_bytes > limit_bytes {
+        return Err(CompileError::Arena { arena_bytes: program.arena_bytes, limit_bytes });
+    }
     let findings = program::verify::verify(&program);
     if !findings.is_empty() {
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
