@@ -1,6 +1,6 @@
 //! The structural check: see the module above.
 
-use planc_ir::graph::{Graph, NodeId, ValueDef};
+use planc_ir::graph::{Extents, Graph, NodeId, ValueDef};
 use planc_ir::plan::{NodeStrategy, Plan, Stage};
 use planc_ir::program::{self, BufferId, Instr, Program};
 use planc_ir::sharding::op_shardings;
@@ -36,6 +36,10 @@ fn interface(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<S
     let values: BTreeMap<&str, _> = graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
     for (id, buffer) in program.buffers.iter().enumerate() {
         match values.get(buffer.name.as_str()) {
+            Some(v) if (v.extents == Extents::Dynamic) != buffer.dynamic => findings.push(format!(
+                "buffer {id} of `{}` and the model disagree on whether its extents are known",
+                buffer.name
+            )),
             Some(v) if v.ty == buffer.ty => {}
             Some(v) => findings.push(format!(
                 "buffer {id} of `{}` is {}, the model's value is {}",
