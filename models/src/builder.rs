@@ -274,30 +274,11 @@ fn attribute(name: &str, ty: AttributeType) -> AttributeProto {
     }
 }
 
-/// ONNX's number of an element type.
-pub(crate) const fn data_type(dtype: DType) -> DataType {
-    match dtype {
-        DType::F64 => DataType::Double,
-        DType::F32 => DataType::Float,
-        DType::F16 => DataType::Float16,
-        DType::BF16 => DataType::Bfloat16,
-        DType::I64 => DataType::Int64,
-        DType::I32 => DataType::Int32,
-        DType::I16 => DataType::Int16,
-        DType::I8 => DataType::Int8,
-        DType::U64 => DataType::Uint64,
-        DType::U32 => DataType::Uint32,
-        DType::U16 => DataType::Uint16,
-        DType::U8 => DataType::Uint8,
-        DType::Bool => DataType::Bool,
-    }
-}
-
 fn tensor_proto(name: &str, ty: &TensorType) -> TensorProto {
     TensorProto {
         name: Some(name.to_string()),
         dims: ty.shape.iter().map(|&d| d as i64).collect(),
-        data_type: Some(data_type(ty.dtype) as i32),
+        data_type: Some(DataType::from(ty.dtype) as i32),
         ..TensorProto::default()
     }
 }
@@ -311,7 +292,7 @@ fn value_info(name: &str, dtype: DType, dims: &[Dim]) -> ValueInfoProto {
         denotation: None,
     };
     let tensor = TensorTypeProto {
-        elem_type: Some(data_type(dtype) as i32),
+        elem_type: Some(DataType::from(dtype) as i32),
         shape: Some(TensorShapeProto { dim: dims.iter().map(dim).collect() }),
     };
     ValueInfoProto {

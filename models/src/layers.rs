@@ -101,7 +101,7 @@ impl Builder {
 
     /// A conversion.
     pub(crate) fn cast(&mut self, x: &Val, to: DType) -> Val {
-        let to = crate::builder::data_type(to) as i64;
+        let to = planc_ir::onnx::wire::DataType::from(to) as i64;
         self.node("Cast", &[x], vec![int("to", to)])
     }
 

@@ -2,7 +2,7 @@
 
 use super::error::TensorError;
 use super::types;
-use super::wire::{DataLocation, StringStringEntryProto, TensorProto};
+use super::wire::{DataLocation, DataType, StringStringEntryProto, TensorProto};
 use crate::tensor::MAX_TENSOR_BYTES;
 use crate::{DType, EvalError, Tensor, TensorType, atomic, mapped};
 use bytes::Bytes;
@@ -54,7 +54,7 @@ pub fn to_proto(name: &str, tensor: &Tensor) -> TensorProto {
     TensorProto {
         name: Some(name.to_string()),
         dims: tensor.shape().iter().map(|&d| d as i64).collect(),
-        data_type: Some(types::data_type(tensor.dtype()) as i32),
+        data_type: Some(DataType::from(tensor.dtype()) as i32),
         raw_data: Some(Bytes::from(tensor.to_bytes())),
         ..TensorProto::default()
     }

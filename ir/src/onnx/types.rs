@@ -26,22 +26,24 @@ pub(super) fn dtype(data_type: i32) -> Result<DType, String> {
     })
 }
 
-/// The inverse of [`dtype`].
-pub(super) const fn data_type(dtype: DType) -> DataType {
-    match dtype {
-        DType::F64 => DataType::Double,
-        DType::F32 => DataType::Float,
-        DType::F16 => DataType::Float16,
-        DType::BF16 => DataType::Bfloat16,
-        DType::I64 => DataType::Int64,
-        DType::I32 => DataType::Int32,
-        DType::I16 => DataType::Int16,
-        DType::I8 => DataType::Int8,
-        DType::U64 => DataType::Uint64,
-        DType::U32 => DataType::Uint32,
-        DType::U16 => DataType::Uint16,
-        DType::U8 => DataType::Uint8,
-        DType::Bool => DataType::Bool,
+impl From<DType> for DataType {
+    /// The inverse of [`dtype`].
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => Self::Double,
+            DType::F32 => Self::Float,
+            DType::F16 => Self::Float16,
+            DType::BF16 => Self::Bfloat16,
+            DType::I64 => Self::Int64,
+            DType::I32 => Self::Int32,
+            DType::I16 => Self::Int16,
+            DType::I8 => Self::Int8,
+            DType::U64 => Self::Uint64,
+            DType::U32 => Self::Uint32,
+            DType::U16 => Self::Uint16,
+            DType::U8 => Self::Uint8,
+            DType::Bool => Self::Bool,
+        }
     }
 }
 
