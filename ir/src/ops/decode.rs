@@ -50,6 +50,22 @@ pub struct DecoderEntry {
     /// Reads the node and returns the values of its outputs, in order; outputs that the file does
     /// not name may be left off the end.
     pub decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
+    /// What is known of the outputs' types when the operands' extents are not; the last counts for
+    /// all outputs that follow.
+    pub results: &'static [ResultType],
+}
+
+/// What is known of an output's type while an operand's extents or contents are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResultType {
+    /// The element type of an input.
+    ElementOf(usize),
+    /// The element type and the extents of an input.
+    SameAs(usize),
+    /// This element type.
+    Element(DType),
+    /// The element type that an attribute names; of an input, or `F32`, where it is not given.
+    Attribute(&'static str, Option<usize>),
 }
 
 impl DecoderEntry {
@@ -59,7 +75,7 @@ impl DecoderEntry {
         since: i64,
         decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
     ) -> Self {
-        Self { domain: "", name, since, decode }
+        Self { domain: "", name, since, decode, results: &[ResultType::ElementOf(0)] }
     }
 
     /// An entry for one of ONNX Runtime's contributed operators.
@@ -67,7 +83,20 @@ impl DecoderEntry {
         name: &'static str,
         decode: fn(&mut Decoder<'_>) -> Result<Vec<ValueId>, OpError>,
     ) -> Self {
-        Self { domain: "com.microsoft", name, since: 1, decode }
+        Self {
+            domain: "com.microsoft",
+            name,
+            since: 1,
+            decode,
+            results: &[ResultType::ElementOf(0)],
+        }
+    }
+
+    /// The same with other result types.
+    #[must_use]
+    pub const fn results(mut self, results: &'static [ResultType]) -> Self {
+        self.results = results;
+        self
     }
 }
 

@@ -29,7 +29,7 @@ pub struct If {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] =
-    &[DecoderEntry { domain: "", name: "If", since: 1, decode: decode_if }];
+    &[DecoderEntry::onnx("If", 1, decode_if)];
 
 fn decode_if(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let op = If { then_branch: body(d, "then_branch")?, else_branch: body(d, "else_branch")? };

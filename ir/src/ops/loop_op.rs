@@ -42,7 +42,7 @@ pub struct Loop {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] =
-    &[DecoderEntry { domain: "", name: "Loop", since: 1, decode: decode_loop }];
+    &[DecoderEntry::onnx("Loop", 1, decode_loop)];
 
 fn decode_loop(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let body = body(d, "body")?;

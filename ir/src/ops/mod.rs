@@ -16,7 +16,7 @@ pub mod scatter;
 pub mod window;
 pub mod work;
 
-pub use decode::{Decoder, DecoderEntry};
+pub use decode::{Decoder, DecoderEntry, ResultType};
 pub use work::{Work, WorkKind};
 
 use crate::graph::TensorType;
