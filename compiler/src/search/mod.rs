@@ -3,12 +3,13 @@
 //! ```text
 //! graph ─blocks─▶ who decides together
 //!   for each mesh: ─space─▶ candidates ─ways─▶ prices of reshards ─formulate─▶ request
-//!                  ─reduce─▶ core ─ilp─▶ choice and bound ─formulate─▶ strategy
+//!                  ─reduce─▶ core ─eliminate, else ilp─▶ choice and bound ─formulate─▶ strategy
 //! strategies and baselines ─evaluate─▶ the best one that fits
 //! ```
 //!
 //! Memory enters only if it has to: the problem without it is a relaxation, so if its optimum fits, that
-//! is the optimum; else the problem is solved again, whole, with memory rows.
+//! is the optimum; else memory is priced ([`lagrange`]), and if that does not settle it, the whole problem
+//! goes to the solver with memory rows.
 //!
 //! The answer is never worse than a baseline: all are priced by the [`evaluate`](evaluate::evaluate)
 //! function, which shares no code with the formulation, and the best is taken.
@@ -17,10 +18,12 @@ pub mod baselines;
 pub mod blocks;
 pub mod costs;
 mod dominate;
+pub mod eliminate;
 pub mod error;
 pub mod evaluate;
 pub mod formulate;
 pub mod ilp;
+pub mod lagrange;
 pub mod memory;
 pub mod meshes;
 pub mod on_mesh;
@@ -57,6 +60,8 @@ pub struct SearchOptions {
     pub limits: Limits,
     /// Let every node decide for itself, repeated blocks or not.
     pub distinct_layers: bool,
+    /// Leave everything to the solver: neither reduce nor eliminate.
+    pub solver_only: bool,
 }
 
 /// The answer.
@@ -93,16 +98,16 @@ pub struct MeshLog {
     pub pricing: Duration,
 }
 
-/// Size of a problem.
+/// Size of a problem. Columns, rows and nodes are those of the integer program; 0 where none was needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Decisions posed.
     pub decisions: u64,
     /// Candidates of all decisions.
     pub candidates: u64,
-    /// Columns of the integer program, after reduction.
+    /// Columns, after reduction.
     pub columns: u64,
-    /// Its rows.
+    /// Rows.
     pub rows: u64,
     /// Memory rows among them.
     pub memory_rows: u64,
@@ -146,7 +151,7 @@ pub fn search(
         bound_us,
         gap: relative_gap(objective_us, bound_us),
         status: best.status.to_string(),
-        solver: options.backend.name().to_string(),
+        solver: best.solver.to_string(),
         limits: limits(options, limit_bytes),
         evaluated_us: best.evaluation.total_us,
         space: space_facts(&found, on, &blocks),

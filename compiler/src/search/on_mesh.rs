@@ -3,14 +3,16 @@
 use super::baselines::{BASELINES, Baseline};
 use super::blocks::Blocks;
 use super::costs::Costs;
+use super::eliminate::{Elimination, MOST_COMBINATIONS, eliminate};
 use super::error::SearchError;
 use super::evaluate::{Evaluation, evaluate};
 use super::formulate::Formulation;
 use super::ilp::{Answer, Ilp};
+use super::lagrange::lagrange;
 use super::memory::memory;
 use super::reduce::Reduced;
 use super::request::{Choice, Request};
-use super::solver::{Solution, SolverError};
+use super::solver::{SolverError, Status};
 use super::space::Space;
 use super::ways::Ways;
 use super::{MeshLog, SearchOptions, Size};
@@ -58,6 +60,8 @@ pub struct Best {
     pub objective_us: f64,
     /// How the solve ended, or `baseline`.
     pub status: &'static str,
+    /// What solved it.
+    pub solver: &'static str,
 }
 
 /// A baseline and its price.
@@ -75,7 +79,10 @@ pub struct Priced {
 /// A solved request.
 struct Solved {
     choice: Choice,
-    solution: Solution,
+    objective_us: f64,
+    bound_us: f64,
+    status: &'static str,
+    solver: &'static str,
     size: Size,
 }
 
@@ -108,7 +115,7 @@ impl OnMesh<'_> {
         let mut bound_us = 0.0;
         let mut fits = false;
         if let Outcome::Solved(relaxed) = &outcome {
-            bound_us = relaxed.solution.bound;
+            bound_us = relaxed.bound_us;
             let strategy = formulation.strategy(&space, &relaxed.choice);
             fits = self.evaluate(&strategy)?.memory_bytes <= self.limit_bytes;
         }
@@ -117,9 +124,9 @@ impl OnMesh<'_> {
             let mut request = formulation.request.clone();
             request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
             let start = Self::start(&space, &ways, &formulation, &request, &baselines);
-            outcome = self.solve(&request, start.as_deref())?;
+            outcome = self.solve_limited(&request, start.as_ref())?;
             match &outcome {
-                Outcome::Solved(s) => bound_us = bound_us.max(s.solution.bound),
+                Outcome::Solved(s) => bound_us = bound_us.max(s.bound_us),
                 Outcome::Infeasible => least = self.leanest(&space, &formulation, &request)?,
                 Outcome::Stopped => {}
             }
@@ -161,27 +168,80 @@ impl OnMesh<'_> {
 
     /// Solves a request, from a start if there is one.
     fn solve(&self, request: &Request, start: Option<&[usize]>) -> Result<Outcome, SearchError> {
-        let mut size = Size {
-            decisions: request.decisions.len() as u64,
-            candidates: request.candidates() as u64,
-            memory_rows: request.memory.rows.len() as u64,
-            ..Size::default()
+        let mut size = size(request);
+        let (reduced, most) = if self.options.solver_only {
+            (Some(Reduced::unchanged(request)), 0)
+        } else {
+            (Reduced::new(request), MOST_COMBINATIONS)
         };
-        let Some(reduced) = Reduced::new(request) else { return Ok(Outcome::Infeasible) };
+        let Some(reduced) = reduced else { return Ok(Outcome::Infeasible) };
+        match eliminate(&reduced.request, most) {
+            Elimination::Optimum(choice, us) => {
+                let solution = Solved {
+                    choice: reduced.restore(&choice),
+                    objective_us: us + reduced.constant_us,
+                    bound_us: us + reduced.constant_us,
+                    status: Status::Optimal.name(),
+                    solver: "elimination",
+                    size,
+                };
+                return Ok(Outcome::Solved(solution));
+            }
+            Elimination::Impossible => return Ok(Outcome::Infeasible),
+            Elimination::TooLarge => {}
+        }
         let start = start.and_then(|choice| reduced.project(choice));
         let ilp = Ilp::new(&reduced.request);
         (size.columns, size.rows) = (ilp.columns() as u64, ilp.rows() as u64);
         match ilp.solve(self.options.backend, &self.options.limits, start.as_deref()) {
-            Ok(Answer { choice, mut solution }) => {
-                solution.objective += reduced.constant_us;
-                solution.bound += reduced.constant_us;
+            Ok(Answer { choice, solution }) => {
                 size.nodes = solution.nodes;
-                Ok(Outcome::Solved(Solved { choice: reduced.restore(&choice), solution, size }))
+                Ok(Outcome::Solved(Solved {
+                    choice: reduced.restore(&choice),
+                    objective_us: solution.objective + reduced.constant_us,
+                    bound_us: solution.bound + reduced.constant_us,
+                    status: solution.status.name(),
+                    solver: solution.solver.name(),
+                    size,
+                }))
             }
             Err(SolverError::Infeasible) => Ok(Outcome::Infeasible),
             Err(SolverError::NoSolution { .. }) => Ok(Outcome::Stopped),
             Err(source) => Err(SearchError::Solver { mesh: self.mesh.to_string(), source }),
         }
+    }
+
+    /// Solves a request with memory rows, from a choice that fits if there is one.
+    fn solve_limited(
+        &self,
+        request: &Request,
+        start: Option<&Choice>,
+    ) -> Result<Outcome, SearchError> {
+        if self.options.solver_only {
+            return self.solve(request, start.map(Vec::as_slice));
+        }
+        let enough = self.options.limits.relative_gap;
+        let Some(priced) = lagrange(request, start, enough) else {
+            return self.solve(request, start.map(Vec::as_slice));
+        };
+        if let (Some(gap), Some((choice, objective_us))) = (priced.gap(), &priced.best)
+            && gap <= enough
+        {
+            return Ok(Outcome::Solved(Solved {
+                choice: choice.clone(),
+                objective_us: *objective_us,
+                bound_us: priced.bound_us.min(*objective_us),
+                status: if gap <= 1e-9 { Status::Optimal } else { Status::GapLimit }.name(),
+                solver: "elimination with priced memory",
+                size: size(request),
+            }));
+        }
+        let start = priced.best.map(|(choice, _)| choice);
+        let mut outcome = self.solve(request, start.as_deref())?;
+        if let Outcome::Solved(solved) = &mut outcome {
+            solved.bound_us = solved.bound_us.max(priced.bound_us).min(solved.objective_us);
+        }
+        Ok(outcome)
     }
 
     /// The cheapest baseline that is in the space and fits.
@@ -226,9 +286,8 @@ impl OnMesh<'_> {
             Some(solved) => {
                 let strategy = formulation.strategy(space, &solved.choice);
                 let evaluation = self.evaluate(&strategy)?;
-                let objective_us = solved.solution.objective;
-                let status = solved.solution.status.name();
-                Some(Best { strategy, evaluation, objective_us, status })
+                let Solved { objective_us, status, solver, .. } = solved;
+                Some(Best { strategy, evaluation, objective_us, status, solver })
             }
             None => None,
         };
@@ -240,9 +299,20 @@ impl OnMesh<'_> {
                     evaluation: p.evaluation.clone(),
                     objective_us: us,
                     status: "baseline",
+                    solver: self.options.backend.name(),
                 });
             }
         }
         Ok(best)
+    }
+}
+
+/// The size of a request, before it is known what is left for the solver.
+fn size(request: &Request) -> Size {
+    Size {
+        decisions: request.decisions.len() as u64,
+        candidates: request.candidates() as u64,
+        memory_rows: request.memory.rows.len() as u64,
+        ..Size::default()
     }
 }

@@ -1,14 +1,15 @@
 //! Makes a [`Request`] smaller without changing its optimum.
 //!
-//! Applied until nothing changes, the last two only where there are no memory rows:
+//! For requests without memory rows; others stay as they are. Applied until nothing changes, the first
+//! that applies first:
 //!
-//! 1. [`remove_dominated`]: candidate `a` goes if some `b` of the same decision is no dearer, and holds
-//!    no more memory, *whatever all others choose*.
-//! 2. [`fold_edges`]: an edge that touches two decisions is a table over their candidates, one that
+//! 1. [`fold_edges`]: an edge that touches two decisions is a table over their candidates, one that
 //!    touches a single decision is part of its cost; a use that has one class left is paid by the
 //!    maker.
-//! 3. [`contract`]: a decision tied to at most two others is replaced by what its best answer costs
+//! 2. [`contract`]: a decision tied to at most two others is replaced by what its best answer costs
 //!    them: `table[i][j] = min_c (cost[c] + to_i[c][i] + to_j[c][j])` (min-plus contraction).
+//! 3. [`remove_dominated`]: candidate `a` goes if some `b` of the same decision is no dearer *whatever
+//!    all others choose*.
 //!
 //! Chains of elementwise and layout ops, weights and constants disappear in this way; what is left is
 //! the core that the solver must decide. [`Reduced::restore`] undoes the steps for an answer.
@@ -17,7 +18,7 @@
 //! and no infinity leaves it.
 
 use super::dominate::remove_dominated;
-use super::request::{Choice, Decision, Edge, End, Home, Memory, Request};
+use super::request::{Choice, Decision, Edge, End, Request};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A smaller request with the same optimum.
@@ -50,11 +51,25 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn at(&self, row: usize, column: usize) -> f64 {
+    fn at(&self, row: usize, column: usize) -> f64 {
         self.us[row * self.columns + column]
     }
 
-    pub(super) fn transposed(&self) -> Self {
+    pub(super) fn row(&self, row: usize) -> &[f64] {
+        &self.us[row * self.columns..(row + 1) * self.columns]
+    }
+
+    /// Drops all other columns.
+    pub(super) fn keep_columns(&mut self, columns: &[usize]) {
+        let rows = self.us.len() / self.columns.max(1);
+        self.us = (0..rows)
+            .flat_map(|i| columns.iter().map(move |&j| (i, j)))
+            .map(|(i, j)| self.at(i, j))
+            .collect();
+        self.columns = columns.len();
+    }
+
+    fn transposed(&self) -> Self {
         let rows = self.us.len() / self.columns.max(1);
         let us = (0..self.columns).flat_map(|j| (0..rows).map(move |i| self.at(i, j))).collect();
         Self { columns: rows, us }
@@ -67,6 +82,9 @@ pub(super) struct Work {
     pub(super) done: Vec<bool>,
     /// Keys in ascending order; rows belong to the first.
     pairs: BTreeMap<(usize, usize), Table>,
+    /// For each decision, those that it has a table with.
+    links: Vec<BTreeSet<usize>>,
+    /// Edges that touch three decisions or more.
     pub(super) wide: Vec<Edge>,
     steps: Vec<Contraction>,
     constant_us: f64,
@@ -75,20 +93,33 @@ pub(super) struct Work {
 impl Reduced {
     /// Reduces a request; `None` if no choice is possible at all.
     pub fn new(request: &Request) -> Option<Self> {
+        let decisions = request.decisions.len();
         let mut work = Work {
             cost: request.decisions.iter().map(|d| d.cost_us.clone()).collect(),
-            done: vec![false; request.decisions.len()],
+            done: vec![false; decisions],
             pairs: BTreeMap::new(),
+            links: vec![BTreeSet::new(); decisions],
             wide: request.edges.clone(),
             steps: Vec::new(),
             constant_us: 0.0,
         };
-        let memory = &request.memory;
-        while remove_dominated(&mut work, memory)
-            || (memory.rows.is_empty() && (fold_edges(&mut work) || contract(&mut work)?))
-        {}
+        if request.memory.rows.is_empty() {
+            while fold_edges(&mut work) || contract(&mut work)? || remove_dominated(&mut work) {}
+        }
         let possible = |d: usize| work.done[d] || !work.live(d).is_empty();
-        (0..work.cost.len()).all(possible).then(|| work.finish(request))
+        (0..decisions).all(possible).then(|| work.finish(request))
+    }
+
+    /// Leaves a request as it is.
+    pub fn unchanged(request: &Request) -> Self {
+        let candidates = |d: &Decision| (0..d.cost_us.len()).collect();
+        Self {
+            request: request.clone(),
+            constant_us: 0.0,
+            kept: request.decisions.iter().map(candidates).enumerate().collect(),
+            steps: Vec::new(),
+            decisions: request.decisions.len(),
+        }
     }
 
     /// The original's choice that belongs to a choice of the smaller request.
@@ -121,35 +152,35 @@ impl Work {
         (0..cost.len()).filter(|&c| cost[c].is_finite()).collect()
     }
 
-    /// The table between two decisions with rows for `row`.
-    pub(super) fn table(&self, row: usize, column: usize) -> Option<Table> {
-        if row < column {
-            self.pairs.get(&(row, column)).cloned()
-        } else {
-            self.pairs.get(&(column, row)).map(Table::transposed)
-        }
+    /// The tables that a decision is part of, with rows for its candidates, and the other decisions.
+    pub(super) fn tables(&self, decision: usize) -> Vec<(usize, Table)> {
+        let table = |&other: &usize| {
+            let table = if decision < other {
+                self.pairs.get(&(decision, other))?.clone()
+            } else {
+                self.pairs.get(&(other, decision))?.transposed()
+            };
+            Some((other, table))
+        };
+        self.links[decision].iter().filter_map(table).collect()
     }
 
     fn add_pair(&mut self, row: usize, column: usize, table: Table) {
         let (key, table) =
             if row < column { ((row, column), table) } else { ((column, row), table.transposed()) };
-        match self.pairs.get_mut(&key) {
-            Some(sum) => sum.us.iter_mut().zip(&table.us).for_each(|(a, b)| *a += b),
-            None => {
-                self.pairs.insert(key, table);
-            }
+        if let Some(sum) = self.pairs.get_mut(&key) {
+            sum.us.iter_mut().zip(&table.us).for_each(|(a, b)| *a += b);
+        } else {
+            self.pairs.insert(key, table);
+            self.links[row].insert(column);
+            self.links[column].insert(row);
         }
     }
 
-    pub(super) fn neighbours(&self, decision: usize) -> Vec<usize> {
-        self.pairs
-            .keys()
-            .filter_map(|&(a, b)| match decision {
-                d if d == a => Some(b),
-                d if d == b => Some(a),
-                _ => None,
-            })
-            .collect()
+    fn remove_pair(&mut self, a: usize, b: usize) {
+        self.pairs.remove(&(a.min(b), a.max(b)));
+        self.links[a].remove(&b);
+        self.links[b].remove(&a);
     }
 
     fn finish(self, request: &Request) -> Reduced {
@@ -179,18 +210,8 @@ impl Work {
             pair_edge(a, &kept[a].1, b, &kept[b].1, table)
         });
         let edges = wide.chain(pairs).collect();
-        let memory = if request.memory.rows.is_empty() {
-            Memory::default()
-        } else {
-            let home = |h: &Home| Home {
-                decision: number[h.decision],
-                bytes: kept[number[h.decision]].1.iter().map(|&c| h.bytes[c]).collect(),
-            };
-            let homes = request.memory.homes.iter().map(home).collect();
-            Memory { homes, ..request.memory.clone() }
-        };
         Reduced {
-            request: Request { decisions, edges, memory },
+            request: Request { decisions, edges, memory: request.memory.clone() },
             constant_us: self.constant_us,
             kept,
             steps: self.steps,
@@ -287,7 +308,7 @@ fn price(edge: &Edge, set: &[(usize, usize)]) -> f64 {
     used.into_iter().map(|t| row[t].unwrap_or(f64::INFINITY)).sum()
 }
 
-/// 3. Answers decisions with at most two neighbours in advance. `None` if one has no candidate.
+/// 2. Answers decisions with at most two neighbours in advance. `None` if one has no candidate.
 fn contract(work: &mut Work) -> Option<bool> {
     let mut wide = vec![false; work.cost.len()];
     for d in work.wide.iter().flat_map(Edge::decisions) {
@@ -295,32 +316,35 @@ fn contract(work: &mut Work) -> Option<bool> {
     }
     let mut changed = false;
     loop {
-        let next = (0..work.cost.len())
-            .filter(|&d| !work.done[d] && !wide[d])
-            .map(|d| (work.neighbours(d), d))
-            .find(|(n, _)| n.len() <= 2);
-        let Some((neighbours, d)) = next else { return Some(changed) };
-        contract_one(work, d, neighbours)?;
+        let before = work.steps.len();
+        for (d, &wide) in wide.iter().enumerate() {
+            if !work.done[d] && !wide && work.links[d].len() <= 2 {
+                contract_one(work, d)?;
+            }
+        }
+        if work.steps.len() == before {
+            return Some(changed);
+        }
         changed = true;
     }
 }
 
-fn contract_one(work: &mut Work, d: usize, neighbours: Vec<usize>) -> Option<()> {
+fn contract_one(work: &mut Work, d: usize) -> Option<()> {
     let live = work.live(d);
     live.first()?;
-    let tables: Vec<Table> = neighbours.iter().filter_map(|&n| work.table(n, d)).collect();
-    let sizes: Vec<usize> = neighbours.iter().map(|&n| work.cost[n].len()).collect();
-    let columns = sizes.last().copied().unwrap_or(1);
-    let combinations: usize = sizes.iter().product();
+    let tables = work.tables(d);
+    let neighbours: Vec<usize> = tables.iter().map(|(n, _)| *n).collect();
+    let columns = neighbours.last().map_or(1, |&n| work.cost[n].len());
+    let combinations: usize = neighbours.iter().map(|&n| work.cost[n].len()).product();
     let (mut best, mut us) = (Vec::new(), Vec::new());
     for combination in 0..combinations {
-        let at = match sizes.len() {
-            2 => vec![combination / columns, combination % columns],
-            _ => vec![combination],
+        let at = match tables.len() {
+            2 => [combination / columns, combination % columns],
+            _ => [combination, 0],
         };
         let (mut choice, mut least) = (live[0], f64::INFINITY);
         for &c in &live {
-            let edges: f64 = tables.iter().zip(&at).map(|(t, &i)| t.at(i, c)).sum();
+            let edges: f64 = tables.iter().zip(at).map(|((_, t), i)| t.at(c, i)).sum();
             let total = work.cost[d][c] + edges;
             if total < least {
                 (choice, least) = (c, total);
@@ -330,7 +354,7 @@ fn contract_one(work: &mut Work, d: usize, neighbours: Vec<usize>) -> Option<()>
         us.push(least);
     }
     for &n in &neighbours {
-        work.pairs.remove(&(n.min(d), n.max(d)));
+        work.remove_pair(n, d);
     }
     match *neighbours {
         [] if us[0].is_infinite() => return None,

@@ -50,7 +50,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { relative_gap: 1e-6, max_nodes: 20_000, time_limit_s: None }
+        Self { relative_gap: 1e-4, max_nodes: 20_000, time_limit_s: None }
     }
 }
 

@@ -112,7 +112,8 @@ fn options(mesh: &Mesh, backend: Backend, memory_bytes: u64) -> SearchOptions {
         backend,
         limits: Limits { relative_gap: 0.0, ..Limits::default() },
         memory_bytes: Some(memory_bytes),
-        distinct_layers: false,
+        solver_only: true,
+        ..SearchOptions::default()
     }
 }
 
@@ -141,9 +142,15 @@ fn check(first_seed: u64, count: usize, nodes: usize, mesh: &Mesh, backend: Back
     });
     for (seed, graph, prices) in graphs.take(count) {
         let free = best(&prices, u64::MAX).unwrap();
-        let result = search(&graph, &costs, &options(mesh, backend, u64::MAX)).unwrap();
+        let unlimited = options(mesh, backend, u64::MAX);
+        let result = search(&graph, &costs, &unlimited).unwrap();
         assert!(agrees(result.evaluation.total_us, free), "seed {seed}: {result:?} against {free}");
         check_certificate(&result, seed);
+        assert_eq!(result.certificate.solver, backend.name());
+        let eliminated = SearchOptions { solver_only: false, ..unlimited };
+        let eliminated = search(&graph, &costs, &eliminated).unwrap();
+        assert!(agrees(eliminated.evaluation.total_us, free), "seed {seed}: {eliminated:?}");
+        assert_eq!(eliminated.certificate.solver, "elimination");
         let quickest = result.baselines.iter().map(|b| b.total_us).min_by(f64::total_cmp).unwrap();
         assert!(result.evaluation.total_us <= quickest * (1.0 + 1e-9), "seed {seed}");
         better_than_baselines += usize::from(result.evaluation.total_us < quickest - 1e-6);
@@ -158,6 +165,11 @@ fn check(first_seed: u64, count: usize, nodes: usize, mesh: &Mesh, backend: Back
                 "seed {seed}, {limit} bytes: {found} against {expected}"
             );
             assert!(result.evaluation.memory_bytes <= limit, "seed {seed}");
+            check_certificate(&result, seed);
+            let priced = SearchOptions { solver_only: false, ..options(mesh, backend, limit) };
+            let result = search(&graph, &costs, &priced).unwrap();
+            let found = result.evaluation.total_us;
+            assert!(agrees(found, expected), "seed {seed}, priced: {found} against {expected}");
             check_certificate(&result, seed);
             tightened += usize::from(expected > free);
         }
