@@ -11,9 +11,8 @@ pub enum CodegenError {
     Strategy(#[from] StrategyError),
     #[error(
         "unsupported: the extents of value `{value}` are only known when the model runs, so no place \
-         can be planned for it: it has to be the result of a loop or branch that runs whole on every \
-         rank, and no other node may read it; export the model without that loop or branch, or with \
-         fixed sizes"
+         can be planned for it: what makes and what reads it has to run whole on every rank; export \
+         the model with fixed sizes"
     )]
     Dynamic { value: String },
     #[error(

@@ -9,8 +9,8 @@
 //!    that they have in common.
 //! 4. An output that is partial is reduced to whatever sharding is cheapest, unless the program has
 //!    it in a finished form already.
-//! 5. A value whose extents are only known at run time becomes a dynamic buffer: a node that runs whole
-//!    on every rank makes it, and no node reads it.
+//! 5. A value whose extents are only known at run time becomes a dynamic buffer: nodes that run whole
+//!    on every rank make it and read it.
 
 use crate::{CodegenError, memory};
 use planc_ir::program::{Buffer, BufferId, Instr, Kernel, Program, Slot};
@@ -62,30 +62,28 @@ pub fn partition(
 
 /// Refuses dynamic values that nothing can be planned for.
 fn dynamic_values(graph: &Graph) -> Result<(), CodegenError> {
-    let is_dynamic = |v: &&ValueId| graph.value(**v).extents == Extents::Dynamic;
+    let is_dynamic = |v: &ValueId| graph.value(*v).extents == Extents::Dynamic;
     let refused = |v: ValueId| CodegenError::Dynamic { value: graph.value(v).name.clone() };
-    for id in graph.node_ids() {
+    for id in graph.node_ids().filter(|&id| graph.is_dynamic(id)) {
         let node = graph.node(id);
-        if let Some(&v) = node.inputs.iter().find(is_dynamic) {
-            return Err(refused(v));
-        }
-        if let Some(&v) = node.outputs.iter().find(is_dynamic)
-            && !runs_whole(graph, id)
-        {
-            return Err(refused(v));
+        if !runs_whole(graph, id) {
+            let touched = node.inputs.iter().chain(&node.outputs).copied().find(is_dynamic);
+            return touched.map_or(Ok(()), |v| Err(refused(v)));
         }
     }
     let is_made = |v: ValueId| matches!(graph.value(v).def, ValueDef::Node { .. });
-    let stray = graph.value_ids().find(|v| is_dynamic(&v) && !is_made(*v));
+    let stray = graph.value_ids().find(|v| is_dynamic(v) && !is_made(*v));
     stray.map_or(Ok(()), |v| Err(refused(v)))
 }
 
-/// Whether a node is one that leaves extents open and that any strategy runs whole on every rank.
+/// Whether a node is one that takes and leaves open extents, and that any strategy runs whole on every
+/// rank.
 fn runs_whole(graph: &Graph, id: NodeId) -> bool {
     let node = graph.node(id);
     let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
     let contents: Vec<_> = node.inputs.iter().map(|&v| graph.constant_of(v)).collect();
     matches!(node.op.lower(), Kernel::Reference { .. })
+        && node.op.extents().is_some()
         && node.op.infer(&inputs, &contents).is_ok_and(|types| types == outputs)
         && node.op.rule(&inputs, &outputs).opaque.is_some()
 }

@@ -7,6 +7,9 @@ use planc_ir::DType;
 use planc_ir::dtype;
 use planc_ir::ops::{Work, WorkKind};
 
+/// Vector operations that a softmax does on each score: scaling, masking, exponential, maximum and sum.
+const SOFTMAX_FLOPS: f64 = 8.0;
+
 /// A profile, made ready for millions of evaluations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceModel {
@@ -61,6 +64,12 @@ impl DeviceModel {
             }
             WorkKind::Matmul { batch, m, n, k } => {
                 self.product_us(dtype, [batch, m, n, k], work.bytes)
+            }
+            WorkKind::Attention { batch, queries, keys, depth, width } => {
+                let scores = batch as f64 * queries as f64 * keys as f64;
+                self.product_us(dtype, [batch, queries, keys, depth], work.bytes)
+                    + self.product_us(dtype, [batch, queries, width, keys], 0.0)
+                    + scores * SOFTMAX_FLOPS / self.flops_per_us
             }
             WorkKind::Conv { batch, m, n, k } => {
                 self.product_us(dtype, [batch, m, n, k], work.bytes) / self.convolution_efficiency

@@ -283,7 +283,8 @@ impl Graph {
         self.add_value(name, ty, ValueDef::Constant(Arc::new(tensor)))
     }
 
-    /// Appends a node whose output types are inferred; output `i` is called `names[i]`.
+    /// Appends a node whose output types are inferred; output `i` is called `names[i]`. Outputs whose
+    /// extents the op leaves open are dynamic.
     ///
     /// # Errors
     /// What the op says of its inputs.
@@ -297,7 +298,12 @@ impl Graph {
         let types: Vec<TensorType> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
         let consts: Vec<Option<&Tensor>> = inputs.iter().map(|&v| self.constant_of(v)).collect();
         let out_types = op.infer(&types, &consts)?;
-        Ok(self.push_typed(name, op, inputs, names, out_types, Extents::Static))
+        let extents = op.extents().unwrap_or_default();
+        let outputs = self.push_typed(name, op, inputs, names, out_types, Extents::Static);
+        for (v, extents) in outputs.iter().zip(extents) {
+            self.values[v.index()].extents = extents;
+        }
+        Ok(outputs)
     }
 
     /// Appends a node with given output types.

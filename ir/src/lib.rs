@@ -20,6 +20,7 @@ pub mod digest;
 pub mod dtype;
 mod encoding;
 pub mod error;
+pub mod finish;
 pub mod graph;
 pub mod interp;
 pub mod mapped;

@@ -68,6 +68,31 @@ pub fn deserialize<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Res
     Ok(T::nearest(x))
 }
 
+/// The same for lists: `#[serde(with = "crate::number::list")]`.
+pub mod list {
+    use super::Number;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(bound = "")]
+    struct One<T: Number>(#[serde(with = "super")] T);
+
+    /// Writes a list of floats.
+    pub fn serialize<T: Number, S: Serializer>(
+        list: &[T],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(list.iter().map(|&x| One(x)))
+    }
+
+    /// Reads a list of floats.
+    pub fn deserialize<'de, T: Number, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<T>, D::Error> {
+        Ok(Vec::<One<T>>::deserialize(deserializer)?.into_iter().map(|One(x)| x).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde::{Deserialize, Serialize};
@@ -78,6 +103,16 @@ mod tests {
         narrow: f32,
         #[serde(with = "super")]
         wide: f64,
+    }
+
+    #[test]
+    fn lists_come_back() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Many(#[serde(with = "super::list")] Vec<f32>);
+        let many = Many(vec![0.1, f32::INFINITY, -0.0]);
+        let text = serde_json::to_string(&many).unwrap();
+        assert_eq!(text, r#"[0.1,"inf",-0.0]"#);
+        assert_eq!(serde_json::from_str::<Many>(&text).unwrap(), many);
     }
 
     #[test]

@@ -85,6 +85,11 @@ pub enum ScalarFn {
     Mish,
     Gelu,
     GeluTanh,
+    /// `x · sigmoid(alpha · x)`; SiLU for 1.
+    Swish {
+        #[serde(with = "crate::number")]
+        alpha: f32,
+    },
     Shrink {
         #[serde(with = "crate::number")]
         bias: f32,
@@ -113,6 +118,8 @@ pub enum ScalarFn {
     Greater,
     GreaterOrEqual,
     PRelu,
+    /// `activation(gate) · x`; operands are gate and x.
+    Gated(Gate),
     BitwiseAnd,
     BitwiseOr,
     BitwiseXor,
@@ -123,6 +130,26 @@ pub enum ScalarFn {
     Clip,
     /// `condition, x, y`.
     Where,
+}
+
+/// What the gate of a gated activation goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are the field's
+pub enum Gate {
+    Silu,
+    Gelu,
+    GeluTanh,
+}
+
+impl Gate {
+    /// The function by itself.
+    pub const fn function(self) -> ScalarFn {
+        match self {
+            Self::Silu => ScalarFn::Swish { alpha: 1.0 },
+            Self::Gelu => ScalarFn::Gelu,
+            Self::GeluTanh => ScalarFn::GeluTanh,
+        }
+    }
 }
 
 impl ScalarFn {
@@ -149,6 +176,7 @@ impl ScalarFn {
             | F::Greater
             | F::GreaterOrEqual
             | F::PRelu
+            | F::Gated(_)
             | F::BitwiseAnd
             | F::BitwiseOr
             | F::BitwiseXor

@@ -4,7 +4,8 @@ use crate::graph::TensorType;
 use crate::{DType, EvalError};
 use half::{bf16, f16};
 
-/// The largest tensor that the importer and the reference evaluation make, in bytes.
+/// The largest tensor that the importer and the reference evaluation make, in bytes; extents of 0 count
+/// as 1.
 pub const MAX_TENSOR_BYTES: u64 = 4 << 30;
 
 /// Elements, row-major.
@@ -72,8 +73,8 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {
     fn to_int(self) -> i128;
     /// From an integer, wrapping.
     fn from_int(x: i128) -> Self;
-    /// Little-endian bytes.
-    fn write(self, out: &mut Vec<u8>);
+    /// Little-endian bytes, as many as the type has.
+    fn write(self, out: &mut [u8]);
     /// From little-endian bytes, as many as the type has.
     fn read(bytes: &[u8]) -> Self;
 }
@@ -103,8 +104,9 @@ macro_rules! element {
             fn from_int(x: i128) -> Self {
                 $from_int(x)
             }
-            fn write(self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+            #[inline]
+            fn write(self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
             }
             fn read(bytes: &[u8]) -> Self {
                 let mut b = [0; size_of::<Self>()];
@@ -155,8 +157,8 @@ impl Element for bool {
     fn from_int(x: i128) -> Self {
         x != 0
     }
-    fn write(self, out: &mut Vec<u8>) {
-        out.push(u8::from(self));
+    fn write(self, out: &mut [u8]) {
+        out[0] = u8::from(self);
     }
     fn read(bytes: &[u8]) -> Self {
         bytes[0] != 0
@@ -228,9 +230,10 @@ impl Tensor {
     /// A tensor of these elements.
     ///
     /// # Errors
-    /// If their number is not that of the shape.
+    /// If their number is not that of the shape, or it would be larger than [`MAX_TENSOR_BYTES`].
     pub fn new<T: Element>(shape: impl Into<Vec<u64>>, v: Vec<T>) -> Result<Self, EvalError> {
         let ty = TensorType::new(T::DTYPE, shape);
+        check_size(&ty)?;
         if ty.elements() != v.len() as u64 {
             return Err(EvalError::Invalid(format!("{} elements for {ty}", v.len())));
         }
@@ -314,8 +317,8 @@ impl Tensor {
 
     /// Little-endian bytes, row-major.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.ty.bytes() as usize);
-        for_each_dtype!(&self.data, v => v.iter().for_each(|x| x.write(&mut out)));
+        let mut out = vec![0; self.ty.bytes() as usize];
+        for_each_dtype!(&self.data, v => write_all(v, &mut out));
         out
     }
 
@@ -377,13 +380,14 @@ impl Tensor {
     /// The same elements under another shape.
     ///
     /// # Errors
-    /// If the number of elements differs.
+    /// If the number of elements differs, or it would be larger than [`MAX_TENSOR_BYTES`].
     pub fn reshape(mut self, shape: impl Into<Vec<u64>>) -> Result<Self, EvalError> {
-        let shape = shape.into();
-        if crate::graph::elements(&shape) != self.ty.elements() {
-            return Err(EvalError::Invalid(format!("{} reshaped to {shape:?}", self.ty)));
+        let ty = TensorType::new(self.ty.dtype, shape);
+        check_size(&ty)?;
+        if ty.elements() != self.ty.elements() {
+            return Err(EvalError::Invalid(format!("{} reshaped to {:?}", self.ty, ty.shape)));
         }
-        self.ty.shape = shape;
+        self.ty = ty;
         Ok(self)
     }
 
@@ -402,12 +406,29 @@ impl Tensor {
     }
 }
 
+fn write_all<T: Element>(elements: &[T], out: &mut [u8]) {
+    for (x, bytes) in elements.iter().zip(out.chunks_exact_mut(size_of::<T>())) {
+        x.write(bytes);
+    }
+}
+
 /// The number of elements, if the tensor is not too large to be made.
-fn check_size(ty: &TensorType) -> Result<usize, EvalError> {
-    if ty.bytes() > MAX_TENSOR_BYTES {
-        return Err(EvalError::TooLarge { bytes: ty.bytes(), limit_bytes: MAX_TENSOR_BYTES });
+///
+/// # Errors
+/// If it would be larger than [`MAX_TENSOR_BYTES`].
+pub fn check_size(ty: &TensorType) -> Result<usize, EvalError> {
+    // Extents of 0 count as 1: loops run over the others of an empty tensor too.
+    let extents = ty.shape.iter().map(|&n| n.max(1));
+    let bytes = extents.fold(ty.dtype.bytes(), u64::saturating_mul);
+    if bytes > MAX_TENSOR_BYTES {
+        return Err(EvalError::TooLarge { bytes, limit_bytes: MAX_TENSOR_BYTES });
     }
     Ok(ty.elements() as usize)
+}
+
+/// `x` as the element type holds it.
+pub fn round_to(dtype: DType, x: f64) -> f64 {
+    with_element!(dtype, T => T::from_f64(x).to_f64())
 }
 
 /// Row-major strides of a shape, in elements. They wrap only where the tensor is empty or too large

@@ -10,11 +10,11 @@
 //! 5. **Names** of values are unique and not empty.
 //! 6. **Stored values.** A constant's or inline weight's tensor has the value's type; a weight in a
 //!    file takes as many bytes as its type, and its range does not overflow.
-//! 7. **Dynamic values** are a node's outputs and have no extents.
-//! 8. **Types.** Where a node touches no dynamic value, its outputs have the types that the op infers
-//!    from its inputs.
-//! 9. **Factor rules** of such nodes fit: see [`RuleFault`] for what that means.
-//! 10. **Bodies** of control flow are graphs with these properties.
+//! 7. **Dynamic values** are outputs of ops that leave their extents open, and only such ops read them
+//!    ([`Op::extents`]); they have no extents.
+//! 8. **Types.** A node's outputs have the types that the op infers from its inputs.
+//! 9. **Factor rules** of nodes that touch no dynamic value fit: see [`RuleFault`] for what that means.
+//! 10. **Bodies** of control flow are graphs with these properties, whose inputs may be dynamic.
 //!
 //! Later properties are checked only where the earlier ones that they need hold, so that each fault
 //! is reported once.
@@ -63,6 +63,10 @@ pub enum Finding {
     StoredBytes { value: String, ty: TensorType, expected: u64, offset: u64, bytes: u64 },
     #[error("value `{value}` is dynamic, but it has extents or is no node's output")]
     Dynamic { value: String },
+    #[error("node `{node}` ({op}) reads `{value}`, which is dynamic; it needs extents")]
+    ReadsDynamic { node: String, op: &'static str, value: String },
+    #[error("whether `{value}` is dynamic is not what node `{node}` ({op}) says")]
+    Extents { node: String, op: &'static str, value: String },
     #[error("node `{node}` ({op}): {why}")]
     Rejected { node: String, op: &'static str, why: OpError },
     #[error("node `{node}` ({op}) has {found} outputs, but the op infers {expected}")]
@@ -84,31 +88,41 @@ pub enum Finding {
 /// Every property of the module's list that does not hold; those of single nodes last, node by node. An
 /// empty result means that the graph is valid.
 pub fn verify(graph: &Graph) -> Vec<Finding> {
-    let mut v = Verifier { graph, findings: Vec::new() };
-    v.ids();
-    if !v.findings.is_empty() {
-        return v.findings; // without valid ids nothing else can be looked up
-    }
-    v.definitions();
-    v.order();
-    v.interface();
-    v.names();
-    v.stored_values();
-    v.dynamic_values();
-    for id in graph.node_ids() {
-        if v.bodies(id) && !graph.is_dynamic(id) && v.types(id) {
-            v.rule(id);
-        }
-    }
-    v.findings
+    Verifier { graph, is_body: false, findings: Vec::new() }.run()
+}
+
+/// The same for a body, whose inputs may be dynamic.
+fn verify_body(graph: &Graph) -> Vec<Finding> {
+    Verifier { graph, is_body: true, findings: Vec::new() }.run()
 }
 
 struct Verifier<'a> {
     graph: &'a Graph,
+    is_body: bool,
     findings: Vec<Finding>,
 }
 
 impl Verifier<'_> {
+    fn run(mut self) -> Vec<Finding> {
+        self.ids();
+        if !self.findings.is_empty() {
+            return self.findings; // without valid ids nothing else can be looked up
+        }
+        self.definitions();
+        self.order();
+        self.interface();
+        self.names();
+        self.stored_values();
+        self.dynamic_values();
+        for id in self.graph.node_ids() {
+            let dynamic = self.graph.is_dynamic(id);
+            if self.bodies(id) && self.takes_dynamic(id) && self.types(id) && !dynamic {
+                self.rule(id);
+            }
+        }
+        self.findings
+    }
+
     fn value_name(&self, id: ValueId) -> String {
         self.graph.value(id).name.clone()
     }
@@ -247,17 +261,46 @@ impl Verifier<'_> {
     /// Property 7.
     fn dynamic_values(&mut self) {
         for v in self.graph.values.iter().filter(|v| v.extents == Extents::Dynamic) {
-            if !v.ty.shape.is_empty() || !matches!(v.def, ValueDef::Node { .. }) {
+            let is_made = match v.def {
+                ValueDef::Node { .. } => true,
+                ValueDef::Input => self.is_body,
+                _ => false,
+            };
+            if !v.ty.shape.is_empty() || !is_made {
                 self.findings.push(Finding::Dynamic { value: v.name.clone() });
             }
         }
+    }
+
+    /// Property 7 for one node.
+    fn takes_dynamic(&mut self, id: NodeId) -> bool {
+        let n = self.graph.node(id);
+        let (node, op) = (|| n.name.clone(), n.op.name());
+        let is_dynamic = |v: &&ValueId| self.graph.value(**v).extents == Extents::Dynamic;
+        let extents = n.op.extents();
+        if extents.is_none()
+            && let Some(&v) = n.inputs.iter().find(is_dynamic)
+        {
+            let value = self.value_name(v);
+            self.findings.push(Finding::ReadsDynamic { node: node(), op, value });
+            return false;
+        }
+        let extents = extents.unwrap_or_else(|| vec![Extents::Static; n.outputs.len()]);
+        let mut pairs = n.outputs.iter().zip(extents);
+        if let Some((&v, _)) = pairs.find(|(v, extents)| self.graph.value(**v).extents != *extents)
+        {
+            let value = self.value_name(v);
+            self.findings.push(Finding::Extents { node: node(), op, value });
+            return false;
+        }
+        true
     }
 
     /// Property 10; whether it holds for this node.
     fn bodies(&mut self, id: NodeId) -> bool {
         let n = self.graph.node(id);
         let before = self.findings.len();
-        let found = bodies(&n.op).into_iter().flat_map(verify).map(|finding| Finding::Body {
+        let found = n.op.bodies().into_iter().flat_map(verify_body).map(|finding| Finding::Body {
             node: n.name.clone(),
             op: n.op.name(),
             finding: Box::new(finding),
@@ -313,11 +356,7 @@ impl Verifier<'_> {
     }
 }
 
-/// The graphs that an op holds. Their depth is bounded where they are read.
-pub(crate) fn bodies(op: &Op) -> Vec<&Graph> {
-    match op {
-        Op::If(op) => vec![&op.then_branch, &op.else_branch],
-        Op::Loop(op) => vec![&op.body],
-        _ => vec![],
-    }
+/// The first fault of the graphs that an op holds.
+pub(crate) fn body_fault(op: &Op) -> Option<Finding> {
+    op.bodies().into_iter().flat_map(verify_body).next()
 }

@@ -19,7 +19,7 @@ const INTS: [i64; 14] =
 const FLOATS: [f32; 6] = [0.0, 1.0, -1.5, f32::NAN, f32::INFINITY, f32::MAX];
 const DTYPES: [DType; 6] = [DType::F32, DType::F32, DType::I64, DType::Bool, DType::F16, DType::U8];
 /// Attributes that any operator reads, by the type that they have.
-const INT_ATTRIBUTES: [&str; 24] = [
+const INT_ATTRIBUTES: &[&str] = &[
     "axis",
     "keepdims",
     "group",
@@ -44,8 +44,43 @@ const INT_ATTRIBUTES: [&str; 24] = [
     "left_window_size",
     "interleaved",
     "count_include_pad",
+    "layout",
+    "hidden_size",
+    "linear_before_reset",
+    "input_forget",
+    "block_size",
+    "output_dtype",
+    "precision",
+    "blocksize",
+    "p",
+    "output_height",
+    "output_width",
+    "sampling_ratio",
+    "inverse",
+    "onesided",
+    "storage_order",
+    "antialias",
+    "exclude_outside",
+    "align_corners",
+    "training_mode",
+    "seed",
+    "time_axis",
+    "batch_axis",
+    "offset_group",
+    "output_datatype",
+    "periodic",
+    "ignore_index",
+    "groups",
+    "bits",
+    "N",
+    "K",
+    "do_rotary",
+    "local_window_size",
+    "unidirectional",
+    "transBatchA",
+    "swiglu_fusion",
 ];
-const LIST_ATTRIBUTES: [&str; 11] = [
+const LIST_ATTRIBUTES: &[&str] = &[
     "axes",
     "pads",
     "strides",
@@ -57,14 +92,49 @@ const LIST_ATTRIBUTES: [&str; 11] = [
     "split",
     "repeats",
     "value_ints",
+    "output_padding",
+    "output_shape",
+    "qkv_hidden_sizes",
+    "pool_int64s",
+    "ngram_counts",
+    "ngram_indexes",
 ];
-const FLOAT_ATTRIBUTES: [&str; 7] = ["alpha", "beta", "epsilon", "value", "min", "max", "softcap"];
-const STRING_ATTRIBUTES: [(&str, &[&str]); 5] = [
+const FLOAT_ATTRIBUTES: &[&str] = &[
+    "alpha",
+    "beta",
+    "epsilon",
+    "value",
+    "min",
+    "max",
+    "softcap",
+    "clip",
+    "momentum",
+    "spatial_scale",
+    "cubic_coeff_a",
+    "extrapolation_value",
+];
+const STRING_ATTRIBUTES: &[(&str, &[&str])] = &[
     ("auto_pad", &["SAME_UPPER", "SAME_LOWER", "VALID", "WRONG"]),
-    ("mode", &["constant", "reflect", "edge", "wrap", "?"]),
+    ("mode", &["constant", "reflect", "edge", "linear", "cubic", "nearest", "max", "CRD", "?"]),
     ("equation", &["ij,jk->ik", "...i->i...", "ii", "->", "a,b->ab", "é"]),
-    ("direction", &["LEFT", "RIGHT", ""]),
-    ("reduction", &["none", "add", "mul", "sub"]),
+    ("direction", &["LEFT", "RIGHT", "reverse", "bidirectional", ""]),
+    ("reduction", &["none", "add", "mul", "sub", "sum", "mean"]),
+    ("update_rule", &["linear", "gated", "delta", "?"]),
+    ("activation", &["silu", "Relu", "Clip", "?"]),
+    ("activation_type", &["relu", "swiglu", "identity", "?"]),
+    (
+        "coordinate_transformation_mode",
+        &[
+            "half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_crop_and_resize",
+            "half_pixel_symmetric",
+        ],
+    ),
+    ("nearest_mode", &["floor", "ceil", "round_prefer_ceil", ""]),
+    ("keep_aspect_ratio_policy", &["stretch", "not_larger", "not_smaller"]),
+    ("padding_mode", &["zeros", "border", "reflection"]),
 ];
 
 struct Fuzz(Random);
@@ -106,22 +176,22 @@ impl Fuzz {
     fn attributes(&mut self) -> BTreeMap<String, Attribute> {
         let mut attributes = BTreeMap::new();
         let mut add = |name: &str, value| attributes.insert(name.to_string(), value);
-        for name in INT_ATTRIBUTES {
+        for &name in INT_ATTRIBUTES {
             if self.below(6) == 0 {
                 add(name, Attribute::Int(self.of(&INTS)));
             }
         }
-        for name in LIST_ATTRIBUTES {
+        for &name in LIST_ATTRIBUTES {
             if self.below(6) == 0 {
                 add(name, Attribute::Ints(self.ints()));
             }
         }
-        for name in FLOAT_ATTRIBUTES {
+        for &name in FLOAT_ATTRIBUTES {
             if self.below(6) == 0 {
                 add(name, Attribute::Float(self.of(&FLOATS)));
             }
         }
-        for (name, choices) in STRING_ATTRIBUTES {
+        for &(name, choices) in STRING_ATTRIBUTES {
             if self.below(3) == 0 {
                 add(name, Attribute::String(self.of(choices).to_string()));
             }
@@ -136,7 +206,7 @@ impl Fuzz {
 /// Decodes one random node; whether it was accepted.
 fn decode(entry: &DecoderEntry, fuzz: &mut Fuzz) -> bool {
     let mut graph = Graph::new("g");
-    let inputs = (0..fuzz.below(6)).map(|_| fuzz.input(&mut graph)).collect();
+    let inputs = (0..fuzz.below(9)).map(|_| fuzz.input(&mut graph)).collect();
     let attributes = fuzz.attributes();
     decode_node(entry, graph, inputs, attributes, fuzz)
 }
@@ -187,7 +257,7 @@ fn no_node_makes_decoding_panic() {
 #[test]
 fn no_window_makes_decoding_panic() {
     let mut fuzz = Fuzz(Random(5));
-    let names = ["Conv", "MaxPool", "AveragePool"];
+    let names = ["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "MaxUnpool"];
     for entry in decoders().filter(|e| names.contains(&e.name)) {
         let mut accepted = 0;
         for _ in 0..3000 {
@@ -201,16 +271,17 @@ fn no_window_makes_decoding_panic() {
             let window = extents(&mut fuzz, spatial);
             // A constant input, so that what is accepted is evaluated too.
             let small = TensorType::new(DType::F32, x.clone());
-            let x = if small.elements() <= 512 {
-                graph.constant("x", Tensor::zeros(small).unwrap())
-            } else {
-                graph.input("x", small)
+            let zeros =
+                |ty: &TensorType| Tensor::zeros(ty.clone()).ok().filter(|_| ty.elements() <= 512);
+            let x = match zeros(&small) {
+                Some(tensor) => graph.constant("x", tensor),
+                None => graph.input("x", small),
             };
-            let weight = TensorType::new(DType::F32, [&[2, 4], &window[..]].concat());
-            let weight = if weight.elements() <= 512 {
-                graph.constant("w", Tensor::zeros(weight).unwrap())
-            } else {
-                graph.input("w", weight)
+            let channels = if entry.name == "ConvTranspose" { [4, 2] } else { [2, 4] };
+            let weight = TensorType::new(DType::F32, [&channels, &window[..]].concat());
+            let weight = match zeros(&weight) {
+                Some(tensor) => graph.constant("w", tensor),
+                None => graph.input("w", weight),
             };
             let mut attributes = BTreeMap::new();
             let mut add = |name: &str, list: Vec<i64>| {
@@ -229,11 +300,84 @@ fn no_window_makes_decoding_panic() {
             }
             attributes.insert("ceil_mode".into(), Attribute::Int(fuzz.of(&[0, 1])));
             let inputs = match entry.name {
-                "Conv" => vec![Some(x), Some(weight)],
+                "Conv" | "ConvTranspose" => vec![Some(x), Some(weight)],
+                "MaxUnpool" => {
+                    let ty = TensorType::new(DType::I64, graph.ty(x).shape.clone());
+                    vec![Some(x), Some(graph.input("at", ty))]
+                }
                 _ => vec![Some(x)],
             };
             accepted += usize::from(decode_node(entry, graph, inputs, attributes, &mut fuzz));
         }
         assert!(accepted > 100, "{}: {accepted} of 3000 accepted", entry.name);
+    }
+}
+
+/// Operators whose results follow from known numbers, with numbers of which some are hostile.
+#[test]
+fn no_known_numbers_make_decoding_panic() {
+    let mut fuzz = Fuzz(Random(6));
+    let floats = |shape: &[u64]| Tensor::zeros(TensorType::new(DType::F32, shape)).unwrap();
+    let image = floats(&[1, 2, 4, 3]);
+    // An operator, the shape of its first input, and how many numbers each further input has.
+    let cases: [(&str, &[u64], &[usize]); 13] = [
+        ("Resize", &[1, 2, 4, 3], &[8, 4]),
+        ("Resize", &[1, 2, 4, 3], &[8, 0, 4]),
+        ("Upsample", &[1, 2, 4, 3], &[4]),
+        ("CenterCropPad", &[4, 3], &[2]),
+        ("Col2Im", &[1, 8, 1], &[2, 2]),
+        ("AffineGrid", &[1, 2, 3], &[4]),
+        ("DFT", &[2, 6, 1], &[1]),
+        ("STFT", &[1, 8, 1], &[1, 0, 1]),
+        ("HannWindow", &[1], &[]),
+        ("MelWeightMatrix", &[1], &[1, 1, 1, 1]),
+        ("NonMaxSuppression", &[1, 3, 4], &[]),
+        ("RoiAlign", &[1, 2, 4, 3], &[]),
+        ("ReverseSequence", &[4, 3], &[3]),
+    ];
+    for (name, shape, lists) in cases {
+        let newest = decoders().filter(|e| e.domain.is_empty() && e.name == name);
+        let entry = newest.max_by_key(|e| e.since).unwrap();
+        let mut accepted = 0;
+        for _ in 0..3000 {
+            let mut graph = Graph::new("g");
+            let mut add = |t: Tensor| Some(graph.constant(format!("v{}", graph.values.len()), t));
+            let mut inputs = vec![match name {
+                "HannWindow" | "MelWeightMatrix" => add(Tensor::vector(vec![fuzz.of(&INTS)])),
+                "Resize" | "Upsample" | "RoiAlign" => add(image.clone()),
+                _ => add(floats(shape)),
+            }];
+            for &n in lists {
+                let choices = if fuzz.below(3) == 0 { INTS.len() } else { 5 };
+                let numbers: Vec<i64> = (0..n).map(|_| fuzz.of(&INTS[..choices])).collect();
+                let fractions = ["Resize", "Upsample"].contains(&name) && fuzz.below(2) == 0;
+                inputs.push(match n {
+                    0 => None,
+                    _ if fractions => {
+                        let fraction = |i: &i64| 0.5 * *i as f32;
+                        add(Tensor::vector(numbers.iter().map(fraction).collect::<Vec<f32>>()))
+                    }
+                    1 => add(Tensor::scalar(numbers[0])),
+                    _ => add(Tensor::vector(numbers)),
+                });
+            }
+            match name {
+                "NonMaxSuppression" => {
+                    inputs.push(add(floats(&[1, 2, 3])));
+                    inputs.push(add(Tensor::scalar(fuzz.of(&INTS))));
+                    inputs.push(add(Tensor::scalar(fuzz.of(&FLOATS))));
+                }
+                "RoiAlign" => {
+                    let corners = (0..8).map(|_| fuzz.of(&FLOATS)).collect::<Vec<_>>();
+                    inputs.push(add(Tensor::new([2, 4], corners).unwrap()));
+                    inputs.push(add(Tensor::vector(vec![0i64, fuzz.of(&[0, 0, 0, 1, -7])])));
+                }
+                _ => {}
+            }
+            let attributes = fuzz.attributes();
+            accepted += usize::from(decode_node(entry, graph, inputs, attributes, &mut fuzz));
+        }
+        eprintln!("{name}: {accepted} of 3000 accepted");
+        assert!(accepted > 0, "{name}: nothing accepted");
     }
 }

@@ -1,31 +1,21 @@
-//! ONNX's own node tests: each is a model of one node with inputs and expected outputs.
+//! ONNX's own node tests: each is a model of one operator with inputs and expected outputs.
 //!
-//! They lie in the optional model folder; without it the test says so and passes. Cases that planc
-//! does not support are listed in `node_tests_unsupported.txt`, which may only get shorter.
+//! 760 of them lie in the optional model folder. The full set is fetched by
+//! `scripts/fetch-node-tests` into the target folder (`PLANC_NODE_TESTS` names another). Without
+//! either the tests say so and pass. Cases that planc does not support are listed in
+//! `node_tests_unsupported.txt`, each with its reason; the list may only get shorter.
 
 #![allow(clippy::float_cmp, clippy::print_stderr, clippy::unwrap_used)] // a test may
 
-use planc_ir::interp::evaluate;
-use planc_ir::onnx::wire::ModelProto;
-use planc_ir::onnx::{ImportError, ImportOptions, Model, import_bytes, tensor};
-use planc_ir::weights::InMemory;
-use planc_ir::{OpError, Tensor};
-use prost::Message;
-use std::collections::{BTreeMap, BTreeSet};
+mod node_case;
+
+use node_case::{Case, Outcome, Tolerance};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What became of a case.
-enum Outcome {
-    Passed,
-    Unsupported(String),
-    Failed(String),
-}
-
-struct Tolerance {
-    absolute: f64,
-    relative: f64,
-}
+/// Of the full set, what share of the cases that are not excluded must pass, in percent.
+const LEAST_PASSED_PERCENT: f64 = 85.0;
 
 /// Cases whose expected values were computed with every intermediate result rounded to a 16-bit
 /// type. Evaluating in f64 and rounding each node's result once may differ from them by two units
@@ -39,154 +29,149 @@ const ROUNDED_AT_EACH_STEP: [&str; 6] = [
     "test_attention_4d_padded_kv_bf16",
 ];
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/ops")
+/// Cases whose expected values were computed in f32 from larger numbers that cancel: what is 0 is off
+/// by the rounding of those.
+const CANCELLED_IN_F32: [&str; 2] = ["test_dft_inverse", "test_dft_inverse_opset19"];
+
+/// The tolerances that `json` gives, else ONNX's own.
+fn tolerance(name: &str, json: &serde_json::Value) -> Tolerance {
+    let mut relative = json["rtol"].as_f64().unwrap_or(1e-3);
+    if ROUNDED_AT_EACH_STEP.contains(&name) {
+        let epsilon = if name.ends_with("fp16") { 2f64.powi(-10) } else { 2f64.powi(-7) };
+        relative = 2.0 * epsilon;
+    }
+    let mut absolute = json["atol"].as_f64().unwrap_or(1e-7);
+    if CANCELLED_IN_F32.contains(&name) {
+        absolute = 4.0 * f64::from(f32::EPSILON);
+    }
+    Tolerance { absolute, relative }
 }
 
-/// The tensors `input_0.pb`, `input_1.pb`, … of a case; `None` if one is not a tensor.
-fn tensors(case: &Path, kind: &str) -> Option<Vec<Tensor>> {
-    (0..)
-        .map(|i| case.join(format!("{kind}_{i}.pb")))
-        .take_while(|path| path.exists())
-        .map(|path| tensor::read_tensor(&path).ok().map(|(_, t)| t))
-        .collect()
+/// The cases that the model folder holds.
+fn shared_cases(folder: &Path) -> Option<Vec<Case>> {
+    let index = fs::read_to_string(folder.join("index.json")).ok()?;
+    let index: BTreeMap<String, serde_json::Value> = serde_json::from_str(&index).unwrap();
+    let case = |(name, json): (String, serde_json::Value)| Case {
+        tolerance: tolerance(&name, &json),
+        model: folder.join(&name).join("model.onnx"),
+        data: folder.join(&name),
+        name,
+    };
+    Some(index.into_iter().map(case).collect())
 }
 
-/// Whether an import failed only because a shape depends on an input.
-fn needs_constants(result: &Result<Model, ImportError>) -> bool {
-    match result {
-        Err(ImportError::Unsupported(list)) => {
-            let known = |why: &Option<String>| {
-                why.as_ref().is_some_and(|why| why.contains("must be known when the model is"))
-            };
-            list.ops.keys().any(|op| known(&op.why))
+/// The cases of the full set.
+fn full_cases(folder: &Path) -> Option<Vec<Case>> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .ok()?
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| folder.join(name).join("model.onnx").exists())
+        .collect();
+    names.sort_unstable();
+    let case = |name: String| {
+        let json = fs::read_to_string(folder.join(&name).join("data.json"));
+        let json =
+            json.map_or(serde_json::Value::Null, |text| serde_json::from_str(&text).unwrap());
+        Case {
+            tolerance: tolerance(&name, &json),
+            model: folder.join(&name).join("model.onnx"),
+            data: folder.join(&name).join("test_data_set_0"),
+            name,
         }
-        Err(ImportError::Op { source: OpError::NotConstant { .. }, .. }) => true,
-        _ => false,
+    };
+    Some(names.into_iter().map(case).collect())
+}
+
+/// The allow-list: cases, each with why planc does not support it.
+fn known_unsupported() -> BTreeMap<&'static str, &'static str> {
+    let lines = include_str!("node_tests_unsupported.txt").lines();
+    lines.map(|line| line.split_once(": ").expect("a case and a reason")).collect()
+}
+
+/// How many cases of an operator, or of all, had each outcome.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    passed: usize,
+    unsupported: usize,
+    failed: usize,
+    excluded: usize,
+}
+
+impl Counts {
+    fn add(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Passed => self.passed += 1,
+            Outcome::Unsupported(_) => self.unsupported += 1,
+            Outcome::Failed(_) => self.failed += 1,
+            Outcome::Excluded(_) => self.excluded += 1,
+        }
+    }
+
+    fn passed_percent(self) -> f64 {
+        let counted = self.passed + self.unsupported + self.failed;
+        100.0 * self.passed as f64 / counted.max(1) as f64
+    }
+
+    fn print(self, name: &str) {
+        let Self { passed, unsupported, failed, excluded } = self;
+        eprintln!("{name:28} {passed:>7} {unsupported:>12} {failed:>7} {excluded:>9}");
     }
 }
 
-/// Imports a case's model and says how many of its inputs are still inputs: where a shape depends
-/// on them, all but the first become constants, or all. Cases of opsets that planc does not read
-/// are taken to be of the nearest that it does; the node's meaning is the same.
-fn import(mut model: ModelProto, inputs: &[Tensor]) -> Result<(Model, usize), ImportError> {
-    let options = ImportOptions::default();
-    let mut result = import_bytes(model.encode_to_vec(), &options);
-    if let Err(ImportError::Opset { found, min, max }) = result {
-        for opset in &mut model.opset_import {
-            if opset.version == Some(found) {
-                opset.version = Some(found.clamp(min, max));
+/// Runs the cases, prints what became of them, and checks them against the allow-list.
+fn check(cases: &[Case]) -> Counts {
+    let known = known_unsupported();
+    let mut by_op: BTreeMap<String, Counts> = BTreeMap::new();
+    let mut all = Counts::default();
+    let mut excluded: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut faults = Vec::new();
+    for case in cases {
+        let (operator, outcome) = case.run();
+        by_op.entry(operator).or_default().add(&outcome);
+        all.add(&outcome);
+        let listed = known.contains_key(case.name.as_str());
+        match outcome {
+            Outcome::Failed(_) => faults.push(format!("{} {outcome}", case.name)),
+            Outcome::Unsupported(_) if !listed => faults.push(format!("{} {outcome}", case.name)),
+            Outcome::Passed | Outcome::Excluded(_) if listed => {
+                faults.push(format!("{} need not be listed as unsupported", case.name));
             }
-        }
-        result = import_bytes(model.encode_to_vec(), &options);
-    }
-    let mut free = inputs.len();
-    for fewer in [1, 0] {
-        if !needs_constants(&result) || fewer >= free {
-            continue;
-        }
-        let Some(graph) = &mut model.graph else { break };
-        for (value, tensor) in graph.input.iter().zip(inputs).take(free).skip(fewer) {
-            graph.initializer.push(tensor::to_proto(value.name(), tensor));
-        }
-        free = fewer;
-        result = import_bytes(model.encode_to_vec(), &options);
-    }
-    result.map(|m| (m, free))
-}
-
-fn differs(found: &Tensor, expected: &Tensor, tolerance: &Tolerance) -> Option<String> {
-    if found.ty() != expected.ty() {
-        return Some(format!("is {}, expected {}", found.ty(), expected.ty()));
-    }
-    (0..found.len()).find_map(|i| {
-        let equal = if found.dtype().is_float() {
-            let (x, y) = (found.f64_at(i), expected.f64_at(i));
-            let close = (x - y).abs() <= tolerance.absolute + tolerance.relative * y.abs();
-            x == y || close || (x.is_nan() && y.is_nan())
-        } else {
-            found.int_at(i) == expected.int_at(i)
-        };
-        let (x, y) = (found.f64_at(i), expected.f64_at(i));
-        (!equal).then(|| format!("element {i} is {x}, expected {y}"))
-    })
-}
-
-fn run(case: &Path, tolerance: &Tolerance) -> Outcome {
-    let (Some(inputs), Some(expected)) = (tensors(case, "input"), tensors(case, "output")) else {
-        return Outcome::Unsupported("operands that are not tensors of a known type".into());
-    };
-    let bytes = fs::read(case.join("model.onnx")).unwrap();
-    let model = ModelProto::decode(&bytes[..]).unwrap();
-    let (model, free) = match import(model, &inputs) {
-        Ok(imported) => imported,
-        Err(e @ ImportError::Unsupported(_)) => return Outcome::Unsupported(e.to_string()),
-        Err(ImportError::Op { source: e @ OpError::Unsupported(_), .. }) => {
-            return Outcome::Unsupported(e.to_string());
-        }
-        Err(e) => return Outcome::Failed(e.to_string()),
-    };
-    let outputs = match evaluate(&model.graph, &inputs[..free], &InMemory) {
-        Ok(outputs) => outputs,
-        Err(e) => return Outcome::Failed(e.to_string()),
-    };
-    if outputs.len() != expected.len() {
-        return Outcome::Failed(format!("{} outputs, not {}", outputs.len(), expected.len()));
-    }
-    for (i, (found, expected)) in outputs.iter().zip(&expected).enumerate() {
-        if let Some(why) = differs(found, expected, tolerance) {
-            return Outcome::Failed(format!("output {i} {why}"));
+            Outcome::Excluded(why) => *excluded.entry(why).or_default() += 1,
+            Outcome::Passed | Outcome::Unsupported(_) => {}
         }
     }
-    Outcome::Passed
+    eprintln!("{:28} {:>7} {:>12} {:>7} {:>9}", "", "passed", "unsupported", "failed", "excluded");
+    for (operator, counts) in by_op {
+        counts.print(&operator);
+    }
+    all.print("all");
+    for (why, count) in excluded {
+        eprintln!("excluded for {why}: {count}");
+    }
+    eprintln!("passed of what is not excluded: {:.1} %", all.passed_percent());
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+    all
 }
 
 #[test]
-fn node_tests_pass() {
-    let folder = folder();
-    let Ok(index) = fs::read_to_string(folder.join("index.json")) else {
-        eprintln!("skipped: the model folder is not there ({})", folder.display());
+fn shared_node_tests_pass() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/ops");
+    match shared_cases(&folder) {
+        Some(cases) => drop(check(&cases)),
+        None => eprintln!("skipped: the model folder is not there ({})", folder.display()),
+    }
+}
+
+#[test]
+fn full_node_tests_pass() {
+    let folder = std::env::var_os("PLANC_NODE_TESTS").map_or_else(
+        || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("onnx-node-tests"),
+        PathBuf::from,
+    );
+    let Some(cases) = full_cases(&folder) else {
+        eprintln!("skipped: run scripts/fetch-node-tests ({} is not there)", folder.display());
         return;
     };
-    let index: BTreeMap<String, serde_json::Value> = serde_json::from_str(&index).unwrap();
-    let known: BTreeSet<&str> = include_str!("node_tests_unsupported.txt").lines().collect();
-
-    let mut by_op: BTreeMap<String, [usize; 3]> = BTreeMap::new();
-    let mut unsupported = BTreeMap::new();
-    let mut failed = Vec::new();
-    for (name, case) in &index {
-        let mut tolerance = Tolerance {
-            absolute: case["atol"].as_f64().unwrap(),
-            relative: case["rtol"].as_f64().unwrap(),
-        };
-        if ROUNDED_AT_EACH_STEP.contains(&name.as_str()) {
-            let epsilon = if name.ends_with("fp16") { 2f64.powi(-10) } else { 2f64.powi(-7) };
-            tolerance.relative = 2.0 * epsilon;
-        }
-        let counts = by_op.entry(case["op"].as_str().unwrap().to_string()).or_default();
-        match run(&folder.join(name), &tolerance) {
-            Outcome::Passed => counts[0] += 1,
-            Outcome::Unsupported(why) => {
-                counts[1] += 1;
-                unsupported.insert(name.as_str(), why);
-            }
-            Outcome::Failed(why) => {
-                counts[2] += 1;
-                failed.push(format!("{name}: {why}"));
-            }
-        }
-    }
-    eprintln!("{:24} {:>7} {:>12} {:>7}", "operator", "passed", "unsupported", "failed");
-    for (op, [passed, unsupported, failed]) in &by_op {
-        eprintln!("{op:24} {passed:>7} {unsupported:>12} {failed:>7}");
-    }
-    let new: Vec<String> = unsupported
-        .iter()
-        .filter(|(name, _)| !known.contains(*name))
-        .map(|(name, why)| format!("{name}: {why}"))
-        .collect();
-    let now: Vec<&&str> = known.iter().filter(|name| !unsupported.contains_key(**name)).collect();
-    assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
-    assert!(new.is_empty(), "{} cases are unsupported:\n{}", new.len(), new.join("\n"));
-    assert!(now.is_empty(), "supported now, take them off the list: {now:?}");
+    let counts = check(&cases);
+    assert!(counts.passed_percent() >= LEAST_PASSED_PERCENT);
 }

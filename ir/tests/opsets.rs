@@ -148,6 +148,71 @@ fn attributes_that_became_inputs() {
 }
 
 #[test]
+fn resizing_was_upsampling() {
+    let x = || numbers(&[1, 2, 3, 4]);
+    let text = |s: &str| Attribute::String(s.to_string());
+    for mode in ["nearest", "linear"] {
+        let scales = [1f32, 1.0, 2.0, 1.5];
+        let input = || Tensor::vector(scales.to_vec());
+        let mut attribute = node("Upsample", 7, vec![x()]);
+        attribute.attributes.push(("scales", Attribute::Floats(scales.to_vec())));
+        let mut nodes = vec![
+            attribute,
+            node("Upsample", 9, vec![x(), input()]),
+            node("Resize", 10, vec![x(), input()]),
+        ];
+        for n in &mut nodes {
+            n.attributes.push(("mode", text(mode)));
+        }
+        let mut new = node("Resize", 13, vec![x()]).missing_input();
+        new.inputs.push(Some(input()));
+        new.attributes = vec![
+            ("mode", text(mode)),
+            ("nearest_mode", text("floor")),
+            ("coordinate_transformation_mode", text("asymmetric")),
+        ];
+        let expected = new.decode().unwrap();
+        assert_eq!(expected[0].shape(), [1, 2, 6, 6]);
+        for old in nodes {
+            let (name, opset) = (old.op, old.opset);
+            assert_eq!(old.decode().unwrap(), expected, "{name} {opset} {mode}");
+        }
+    }
+}
+
+#[test]
+fn recurrent_layers_take_the_batch_first_by_attribute() {
+    let turned = |t: &Tensor, perm: &[i64]| {
+        node("Transpose", 13, vec![t.clone()]).ints("perm", perm).decode().unwrap().remove(0)
+    };
+    let (x, state) = (numbers(&[4, 3, 2]), numbers(&[2, 3, 5]));
+    let lstm = |x: Tensor, state: Tensor| {
+        let mut n = node("LSTM", 14, vec![x, numbers(&[2, 20, 2]), numbers(&[2, 20, 5])]);
+        n.inputs.extend([None, Some(Tensor::vector(vec![4i32, 2, 3]))]);
+        n.inputs.extend([Some(state.clone()), Some(state)]);
+        n.attributes.push(("direction", Attribute::String("bidirectional".into())));
+        n.outputs(3)
+    };
+    let steps_first = lstm(x.clone(), state.clone()).decode().unwrap();
+    let [x, state] = [&x, &state].map(|t| turned(t, &[1, 0, 2]));
+    let batch_first = lstm(x, state).int("layout", 1).decode().unwrap();
+    assert_eq!(turned(&steps_first[0], &[2, 0, 1, 3]), batch_first[0]);
+    for i in [1, 2] {
+        assert_eq!(turned(&steps_first[i], &[1, 0, 2]), batch_first[i]);
+    }
+}
+
+#[test]
+fn transforms_take_their_axis_as_an_input() {
+    let x = || numbers(&[2, 6, 1]);
+    let old = node("DFT", 17, vec![x()]).int("axis", 1).int("onesided", 1).decode().unwrap();
+    let mut new = node("DFT", 20, vec![x()]).missing_input().int("onesided", 1);
+    new.inputs.push(Some(Tensor::scalar(-2i64)));
+    assert_eq!(old, new.decode().unwrap());
+    assert_eq!(old[0].shape(), [2, 4, 2]);
+}
+
+#[test]
 fn softmax_was_over_all_dimensions_from_its_axis() {
     let x = numbers(&[2, 3, 4]);
     let old = node("Softmax", 12, vec![x.clone()]).decode().unwrap().remove(0);

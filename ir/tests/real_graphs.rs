@@ -61,3 +61,55 @@ fn real_graphs_verify_and_parse_back_equal() {
     eprintln!("{imported} of {} models", models.len());
     assert!(imported * 2 > models.len(), "only {imported} of {} models import", models.len());
 }
+
+/// The model folder's file, or `None`, said aloud.
+fn shared(path: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models").join(path);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("skipped: the optional model folder ../shared/models is absent");
+    None
+}
+
+fn bind(pairs: &[(&str, u64)]) -> ImportOptions {
+    ImportOptions { bind: pairs.iter().map(|(n, v)| ((*n).to_string(), *v)).collect() }
+}
+
+/// A file, given values, and the names that follow with their values and expressions.
+type Case =
+    (&'static str, &'static [(&'static str, u64)], &'static [(&'static str, u64, &'static str)]);
+
+#[test]
+fn unstated_relations_between_symbols_are_found() {
+    let cases: [Case; 3] = [
+        (
+            "run/gpt2-kv-legacy/model.onnx",
+            &[("batch", 1), ("past_seq", 8)],
+            &[("total_seq", 9, "past_seq + 1")],
+        ),
+        ("run/t5-hf/model.onnx", &[("s11", 3), ("s53", 7), ("s28", 5)], &[("s43", 3, "s11")]),
+        (
+            "run/llama-kv-hf/model.onnx",
+            &[("s54", 1), ("s36", 7)],
+            &[("s43", 1, "s54"), ("s53", 8, "s36 + 1")],
+        ),
+    ];
+    for (path, given, expected) in cases {
+        let Some(path) = shared(path) else { return };
+        let model =
+            import(&path, &bind(given)).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let found =
+            model.relations.iter().map(|(n, r)| (n.as_str(), r.value, r.expression.as_str()));
+        assert_eq!(found.collect::<Vec<_>>(), expected, "{}", path.display());
+    }
+}
+
+#[test]
+fn contradicting_symbols_are_reported() {
+    let Some(path) = shared("run/gpt2-kv-legacy/model.onnx") else { return };
+    let options = bind(&[("batch", 2), ("past_seq", 8), ("total_seq", 5)]);
+    let error = import(&path, &options).unwrap_err().to_string();
+    let said = "--bind total_seq=5 contradicts the model, in which `total_seq` is past_seq + 1 = 9";
+    assert!(error.contains(said), "{error}");
+}

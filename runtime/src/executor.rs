@@ -21,6 +21,8 @@ pub const MAX_RANKS: u64 = 1024;
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
+    /// For each instruction, the dynamic buffers that it is the last to read.
+    freed: Vec<Vec<BufferId>>,
     ranks: Vec<Rank>,
 }
 
@@ -28,12 +30,12 @@ pub struct Executor {
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) number: u32,
-    /// What the rank is doing, for the message if it panics there.
-    pub(crate) place: String,
+    /// The instruction that it runs; none while it loads.
+    pub(crate) current: Option<usize>,
     /// This rank's part of each buffer.
     locals: Vec<Local>,
     arena: AlignedBytes,
-    /// What the last run left in each dynamic buffer.
+    /// What the dynamic buffers hold; one that nothing reads any more is dropped.
     dynamic: BTreeMap<BufferId, Tensor>,
     weight_bytes_read: u64,
 }
@@ -74,7 +76,7 @@ impl Executor {
                 let bytes = program.arena_bytes;
                 Ok(Rank {
                     number: rank,
-                    place: String::new(),
+                    current: None,
                     locals: program
                         .buffers
                         .iter()
@@ -98,7 +100,7 @@ impl Executor {
                 Ok((id, Whole::new(tensor)))
             })
             .collect::<Result<Vec<_>, RunError>>()?;
-        on_each_rank(&mut ranks, |rank, _| {
+        on_each_rank(&program, &mut ranks, |rank, _| {
             for (id, whole) in &constants {
                 rank.fill(&program, *id, whole);
             }
@@ -107,7 +109,7 @@ impl Executor {
             }
             Ok(())
         })?;
-        Ok(Self { program, ranks })
+        Ok(Self { freed: last_reads(&program), program, ranks })
     }
 
     /// Runs the program. Inputs and results are whole tensors; results come in the program's order.
@@ -115,14 +117,32 @@ impl Executor {
         &mut self,
         inputs: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RunError> {
+        self.run_observed(inputs, &|_, _| {})
+    }
+
+    /// Runs the program and calls `observe(rank, n)` on each rank's thread when it has done `n`
+    /// instructions, from none to all: for measurements.
+    pub fn run_observed(
+        &mut self,
+        inputs: &BTreeMap<String, Tensor>,
+        observe: &(dyn Fn(u32, usize) + Sync),
+    ) -> Result<Vec<(String, Tensor)>, RunError> {
         let program = &self.program;
         let inputs = check_inputs(program, inputs)?;
-        on_each_rank(&mut self.ranks, |rank, comm| {
+        let freed = &self.freed;
+        on_each_rank(program, &mut self.ranks, |rank, comm| {
+            rank.current = None;
             for (id, whole) in &inputs {
                 rank.fill(program, *id, whole);
             }
+            observe(rank.number, 0);
             for (i, instr) in program.instrs.iter().enumerate() {
+                rank.current = Some(i);
                 rank.step(program, i, instr, comm)?;
+                for id in &freed[i] {
+                    rank.dynamic.remove(id);
+                }
+                observe(rank.number, i + 1);
             }
             Ok(())
         })?;
@@ -207,6 +227,22 @@ fn check(program: &Program) -> Result<(), RunError> {
     if findings.is_empty() { Ok(()) } else { Err(RunError::Program { findings }) }
 }
 
+/// For each instruction, the dynamic buffers that nothing reads after it. Outputs are read in the end.
+fn last_reads(program: &Program) -> Vec<Vec<BufferId>> {
+    let mut read = vec![false; program.buffers.len()];
+    program.outputs.iter().for_each(|id| read[id.index()] = true);
+    let mut freed: Vec<Vec<BufferId>> = Vec::with_capacity(program.instrs.len());
+    for instr in program.instrs.iter().rev() {
+        let touched = instr.writes().iter().chain(instr.reads());
+        let is_last = |id: &BufferId| {
+            !std::mem::replace(&mut read[id.index()], true) && program.buffer(*id).dynamic
+        };
+        freed.push(touched.copied().filter(is_last).collect());
+    }
+    freed.reverse();
+    freed
+}
+
 /// The program's inputs, each with its tensor.
 fn check_inputs(
     program: &Program,
@@ -278,7 +314,6 @@ impl Rank {
         let rank = self.number;
         match instr {
             Instr::Kernel { node, kernel, inputs, outputs } => {
-                self.place = format!("instruction {number} (node `{node}`)");
                 self.kernel(program, kernel, inputs, outputs).map_err(|source| RunError::Kernel {
                     rank,
                     instr: number,
@@ -288,7 +323,6 @@ impl Rank {
             }
             Instr::Reshard { step, input, output } => {
                 let (from, to) = (program.buffer(*input), program.buffer(*output));
-                self.place = format!("instruction {number} (reshard of `{}`)", from.name);
                 let reshard = Reshard { mesh: &program.mesh, rank, from, to };
                 let ranges = [self.range(program, *input), self.range(program, *output)];
                 let [read, written] = ranges;
@@ -317,8 +351,8 @@ impl Rank {
             return Ok(()); // a view of its input: the same bytes in the same place
         }
         let operands = Operands::split(&mut self.arena, &read, &written)?;
-        let locals = &self.locals;
-        let inputs: Vec<In<'_>> = inputs
+        let (locals, ids) = (&self.locals, inputs);
+        let inputs: Vec<In<'_>> = ids
             .iter()
             .zip(&operands.inputs)
             .map(|(id, bytes)| In { local: &locals[id.index()], bytes })
@@ -329,8 +363,18 @@ impl Rank {
             .map(|(id, bytes)| Out { local: &locals[id.index()], bytes })
             .collect();
         match kernel {
-            Kernel::Reference { op } if outputs.iter().any(|&id| program.buffer(id).dynamic) => {
-                let made = reference::evaluate(op, &inputs, outputs.len())?;
+            Kernel::Reference { op } if op.extents().is_some() => {
+                let parts = ids.iter().zip(&inputs).map(|(id, x)| match self.dynamic.get(id) {
+                    Some(_) => Ok(None),
+                    None => reference::load(x).map(Some),
+                });
+                let parts = parts.collect::<Result<Vec<_>, _>>()?;
+                // `parts` has one for each operand that is not dynamic.
+                let pairs = ids.iter().zip(&parts);
+                let operands: Vec<&Tensor> = pairs
+                    .filter_map(|(id, part)| part.as_ref().or_else(|| self.dynamic.get(id)))
+                    .collect();
+                let made = reference::evaluate(op, &operands, outputs.len())?;
                 for ((&id, out), tensor) in outputs.iter().zip(&mut results).zip(made) {
                     if !program.buffer(id).dynamic {
                         reference::store(op, &tensor, out)?;

@@ -9,23 +9,25 @@
 //! as missing and the walk goes on, so that one error names everything.
 
 use super::attribute::{self, AttributeError};
+use super::call::Call;
 use super::coverage::{self, Decoders};
 use super::error::{ImportError, Unsupported};
 use super::functions::{Item, Library, Opsets, bodies};
 use super::initializer::Files;
-use super::wire::GraphProto;
+use super::sequence::{Sequence, is_about_sequences};
+use super::wire::{GraphProto, TypeProto};
 use super::{order, scope, types};
+use crate::OpError;
 use crate::graph::{Extents, Graph, TensorType, ValueDef, ValueId};
 use crate::ops::decode::Attribute;
+use crate::ops::deferred::{Deferred, Promise};
 use crate::ops::map::Map;
-use crate::ops::{Decoder, DecoderEntry};
 use crate::scalar::ScalarFn;
-use crate::{DType, OpError};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 /// What a name stands for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Named {
     /// A value of one of the graphs under construction.
     Value {
@@ -34,6 +36,8 @@ pub(super) enum Named {
         /// The value.
         id: ValueId,
     },
+    /// Tensors that exist together only while the model is imported.
+    Sequence(Rc<Sequence>),
     /// The result of something unsupported, which is noted already.
     Missing,
 }
@@ -62,10 +66,21 @@ pub(super) struct Importer<'a> {
     pub(super) graphs: Vec<Building>,
     pub(super) frames: Vec<HashMap<String, Named>>,
     pub(super) unsupported: Unsupported,
+    /// Values of the symbolic dimensions.
+    pub(super) bindings: &'a BTreeMap<String, u64>,
+    /// How many branches that may not be taken enclose the innermost graph.
+    pub(super) undecided: usize,
+    /// For each loop, by its outputs, the carried values that change their extents.
+    pub(super) changing: BTreeMap<Vec<String>, BTreeSet<usize>>,
 }
 
 impl<'a> Importer<'a> {
-    pub(super) fn new(name: &str, library: &'a Library<'a>, files: Files) -> Self {
+    pub(super) fn new(
+        name: &str,
+        library: &'a Library<'a>,
+        files: Files,
+        bindings: &'a BTreeMap<String, u64>,
+    ) -> Self {
         Self {
             library,
             files,
@@ -73,6 +88,9 @@ impl<'a> Importer<'a> {
             graphs: vec![Building::new(name)],
             frames: vec![HashMap::new()],
             unsupported: Unsupported::default(),
+            bindings,
+            undecided: 0,
+            changing: BTreeMap::new(),
         }
     }
 
@@ -95,21 +113,30 @@ impl<'a> Importer<'a> {
     }
 
     /// What a name stands for.
-    fn find(&self, name: &str) -> Option<Named> {
-        self.frames.iter().rev().find_map(|frame| frame.get(name)).copied()
+    pub(super) fn find(&self, name: &str) -> Option<Named> {
+        self.frames.iter().rev().find_map(|frame| frame.get(name)).cloned()
     }
 
     /// What a name stands for, as a value of the innermost graph; `None` if it is missing.
     pub(super) fn resolve(&mut self, name: &str) -> Result<Option<ValueId>, UnknownName> {
-        match self.find(name) {
-            None => Err(UnknownName),
-            Some(Named::Missing) => Ok(None),
-            Some(Named::Value { graph, id }) => Ok(Some(self.capture(graph, id))),
+        let named = self.find(name).ok_or(UnknownName)?;
+        if matches!(named, Named::Sequence(_)) {
+            let why = "it leaves the graph that makes it, or is read as a tensor".to_string();
+            self.note("", "sequence", Some(why), name.to_string());
+        }
+        Ok(self.tensor(&named))
+    }
+
+    /// Something as a value of the innermost graph, if it is a value.
+    pub(super) fn tensor(&mut self, named: &Named) -> Option<ValueId> {
+        match *named {
+            Named::Value { graph, id } => Some(self.capture(graph, id)),
+            Named::Sequence(_) | Named::Missing => None,
         }
     }
 
     /// Makes a value of an enclosing graph one of the innermost graph.
-    fn capture(&mut self, graph: usize, mut id: ValueId) -> ValueId {
+    pub(super) fn capture(&mut self, graph: usize, mut id: ValueId) -> ValueId {
         for inner in graph + 1..self.graphs.len() {
             if let Some(&known) = self.graphs[inner].captured.get(&id) {
                 id = known;
@@ -198,9 +225,8 @@ impl<'a> Importer<'a> {
             outer.iter().any(|frame| frame.contains_key(name))
         })?;
         let infos = proto.value_info.iter().chain(&proto.output);
-        let declared: HashMap<&str, DType> = infos
-            .filter_map(|v| Some((v.name(), types::declared_dtype(v.r#type.as_ref())?)))
-            .collect();
+        let declared: HashMap<&str, &TypeProto> =
+            infos.filter_map(|v| Some((v.name(), v.r#type.as_ref()?))).collect();
         for item in order::live(items, &proto.output) {
             self.node(&item, &declared)?;
         }
@@ -210,7 +236,7 @@ impl<'a> Importer<'a> {
     fn node(
         &mut self,
         item: &Item<'_>,
-        declared: &HashMap<&str, DType>,
+        declared: &HashMap<&str, &TypeProto>,
     ) -> Result<(), ImportError> {
         let marks = (self.graph().nodes.len(), self.graph().values.len());
         let results = self.results(item)?;
@@ -222,23 +248,27 @@ impl<'a> Importer<'a> {
         }
         let named = item.node.output.iter().take(item.outputs).enumerate();
         for (i, name) in named.filter(|(_, name)| !name.is_empty()) {
-            let named = match &results {
+            let mut named = match &results {
                 None => Named::Missing,
-                Some(results) => results.get(i).copied().unwrap_or_else(|| {
+                Some(results) => results.get(i).cloned().unwrap_or_else(|| {
                     let why = format!("its output {i}, `{name}`, is not produced");
                     self.note_use(item, why);
                     Named::Missing
                 }),
             };
             if let Named::Value { graph, id } = named {
-                if graph + 1 == self.graphs.len() && id.index() >= marks.1 {
-                    self.graph().values[id.index()].name.clone_from(name);
-                }
+                let declared = declared.get(name.as_str()).copied();
                 let inferred = self.graphs[graph].graph.ty(id).dtype;
-                if let Some(&declared) = declared.get(name.as_str()).filter(|d| **d != inferred) {
+                let dtype = declared.and_then(types::declared_dtype);
+                if let Some(declared) = dtype.filter(|d| *d != inferred) {
                     let value = name.clone();
                     return Err(ImportError::DeclaredType { value, declared, inferred });
                 }
+                let id = self.promised(graph, id, declared);
+                if graph + 1 == self.graphs.len() && id.index() >= marks.1 {
+                    self.graph().values[id.index()].name.clone_from(name);
+                }
+                named = Named::Value { graph, id };
             }
             self.name(name, named);
         }
@@ -248,40 +278,53 @@ impl<'a> Importer<'a> {
     /// What a node's outputs are; `None` if something about it is unsupported.
     fn results(&mut self, item: &Item<'_>) -> Result<Option<Vec<Named>>, ImportError> {
         let Some(entry) = self.decoder(item)? else { return Ok(None) };
-        let mut inputs = Vec::with_capacity(item.node.input.len());
+        let mut operands = Vec::with_capacity(item.node.input.len());
         for name in &item.node.input {
-            let value = match name.as_str() {
+            operands.push(match name.as_str() {
                 "" => None,
-                name => match self.resolve(name) {
-                    Err(UnknownName) => return Err(undefined(item, name)),
-                    Ok(Some(v)) => Some(v),
-                    Ok(None) => {
-                        self.survey(&item.node, &item.opsets);
-                        return Ok(None);
-                    }
-                },
-            };
-            inputs.push(value);
+                name => Some(self.find(name).ok_or_else(|| undefined(item, name))?),
+            });
         }
-        let graph = &self.graphs[self.graphs.len() - 1].graph;
-        let dynamic = |v: &&ValueId| graph.value(**v).extents == Extents::Dynamic;
-        if let Some(&v) = inputs.iter().flatten().find(dynamic) {
-            let name = &graph.value(v).name;
-            self.note_use(
-                item,
-                format!("the extents of its input `{name}` are only known at run time"),
-            );
+        if operands.iter().flatten().any(|named| matches!(named, Named::Missing)) {
+            self.survey(&item.node, &item.opsets);
             return Ok(None);
         }
+        if bodies(&item.node).next().is_some() {
+            return self.control(item, entry, &operands);
+        }
+        if is_about_sequences(item) {
+            return self.sequence(item, entry, &operands);
+        }
+        let Some(inputs) = self.tensors(item, &operands) else { return Ok(None) };
         if let Some(weight) = self.constant_node(item)? {
             return Ok(Some(vec![weight]));
         }
         let Some(attributes) = self.attributes(item)? else { return Ok(None) };
-        self.apply(item, entry, inputs, attributes)
+        let call = Call { entry, inputs, captured: 0, attributes, outputs: item.outputs };
+        let values = self.call(item, &call)?;
+        Ok(values.map(|values| values.into_iter().map(|v| self.local(v)).collect()))
+    }
+
+    /// A node's operands as values of the innermost graph; `None`, and noted, if one is a sequence.
+    pub(super) fn tensors(
+        &mut self,
+        item: &Item<'_>,
+        operands: &[Option<Named>],
+    ) -> Option<Vec<Option<ValueId>>> {
+        let mut values = Vec::with_capacity(operands.len());
+        for (named, name) in operands.iter().zip(&item.node.input) {
+            let value = named.as_ref().map(|named| self.tensor(named));
+            if value == Some(None) {
+                self.note_use(item, format!("its input `{name}` is a sequence"));
+                return None;
+            }
+            values.push(value.flatten());
+        }
+        Some(values)
     }
 
     /// The attributes that are no graphs; `None` if one of them is of an unsupported type.
-    fn attributes(
+    pub(super) fn attributes(
         &mut self,
         item: &Item<'_>,
     ) -> Result<Option<BTreeMap<String, Attribute>>, ImportError> {
@@ -330,51 +373,6 @@ impl<'a> Importer<'a> {
         Ok(Some(self.define(name, ty, def)))
     }
 
-    fn apply(
-        &mut self,
-        item: &Item<'_>,
-        entry: &'static DecoderEntry,
-        mut inputs: Vec<Option<ValueId>>,
-        mut attributes: BTreeMap<String, Attribute>,
-    ) -> Result<Option<Vec<Named>>, ImportError> {
-        let mut captured = 0;
-        if bodies(&item.node).next().is_some() {
-            match self.control(item, &inputs)? {
-                super::control::Control::Inlined(results) => return Ok(Some(results)),
-                super::control::Control::Unsupported => return Ok(None),
-                super::control::Control::Bodies { bodies, captures } => {
-                    attributes.extend(bodies);
-                    captured = captures.len();
-                    inputs.extend(captures.into_iter().map(Some));
-                }
-            }
-        }
-        let name = item.name();
-        let opset = item.version()?;
-        let mut decoder = Decoder {
-            graph: self.graph(),
-            name: &name,
-            op_type: item.node.op_type(),
-            opset,
-            inputs,
-            captured,
-            outputs: item.outputs,
-            attributes,
-        };
-        match (entry.decode)(&mut decoder) {
-            Ok(values) => Ok(Some(values.into_iter().map(|v| self.local(v)).collect())),
-            Err(e @ OpError::NotConstant { .. }) => {
-                self.note_use(item, e.to_string());
-                Ok(None)
-            }
-            Err(OpError::Unsupported(why)) => {
-                self.note_use(item, why);
-                Ok(None)
-            }
-            Err(source) => Err(op_error(item, source)),
-        }
-    }
-
     /// The innermost graph's outputs. Those of the model get the names that the file gives them; those
     /// of a body are only told apart by their order.
     pub(super) fn outputs(&mut self, proto: &GraphProto) -> Result<(), ImportError> {
@@ -408,9 +406,12 @@ impl<'a> Importer<'a> {
             }
             def @ ValueDef::Constant(_) => graph.add_value(name, value.ty, def),
             _ => {
-                let op = Map { f: ScalarFn::Identity }.into();
-                let types = vec![value.ty];
-                graph.push_typed(name, op, &[id], &[name], types, value.extents)[0]
+                let op = match value.extents {
+                    Extents::Static => Map { f: ScalarFn::Identity }.into(),
+                    Extents::Dynamic => Deferred::identity(Promise::open(value.ty.dtype)).into(),
+                };
+                let (types, extents) = (vec![value.ty], value.extents);
+                graph.push_typed(name, op, &[id], &[name], types, extents)[0]
             }
         }
     }

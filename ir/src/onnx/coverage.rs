@@ -34,7 +34,12 @@ impl Importer<'_> {
         Ok(entry)
     }
 
-    fn entry(&self, domain: &str, op_type: &str, version: i64) -> Option<&'static DecoderEntry> {
+    pub(super) fn entry(
+        &self,
+        domain: &str,
+        op_type: &str,
+        version: i64,
+    ) -> Option<&'static DecoderEntry> {
         let entries = self.decoders.get(&(domain, op_type))?;
         entries.iter().filter(|e| e.since <= version).max_by_key(|e| e.since).copied()
     }

@@ -41,19 +41,18 @@ impl<'a> Symbols<'a> {
             Err(ImportError::Dimension { input: input.to_string(), index, text, why })
         };
         let text = match &dim.value {
+            // -1 is what older converters write for an extent that they do not know.
+            Some(DimensionValue::Value(-1)) | None => "",
             Some(DimensionValue::Value(n)) => {
                 return u64::try_from(*n).or_else(|_| {
                     bad(n.to_string(), "an extent cannot be negative; give the dimension a name")
                 });
             }
             Some(DimensionValue::Param(text)) => text.trim(),
-            None => "",
         };
-        let anonymous = format!("{input}.{index}");
         let expr = match text {
-            "" | "?" | "None" => Expr::Name(anonymous),
             whole if self.bindings.contains_key(whole) => Expr::Name(whole.to_string()),
-            text => parse(text).unwrap_or_else(|| Expr::Name(text.to_string())),
+            text => expression(input, index, text),
         };
         match self.value(&expr) {
             Some(n) => u64::try_from(n).or_else(|_| {
@@ -83,19 +82,93 @@ impl<'a> Symbols<'a> {
     /// The value of an expression; `None` if a name is unbound, or arithmetic fails. Every name in
     /// it is noted.
     fn value(&mut self, expr: &Expr) -> Option<i128> {
-        match expr {
-            Expr::Number(n) => Some(i128::from(*n)),
-            Expr::Name(name) => {
-                self.known.insert(name.clone());
-                let value = self.bindings.get(name).map(|&n| i128::from(n));
-                if value.is_none() && !self.unbound.contains(name) {
-                    self.unbound.push(name.clone());
-                }
-                value
+        expr.value(&mut |name| {
+            self.known.insert(name.to_string());
+            let value = self.bindings.get(name).copied();
+            if value.is_none() && !self.unbound.iter().any(|n| n == name) {
+                self.unbound.push(name.to_string());
             }
-            Expr::Apply(f, args) => {
-                // All arguments are visited, so that all unbound names are found.
-                let args: Vec<Option<i128>> = args.iter().map(|a| self.value(a)).collect();
+            value
+        })
+    }
+}
+
+/// What the text of dimension `index` of `input` stands for.
+fn expression(input: &str, index: usize, text: &str) -> Expr {
+    match text {
+        "" | "?" | "None" => Expr::Name(format!("{input}.{index}")),
+        text => parse(text).unwrap_or_else(|| Expr::Name(text.to_string())),
+    }
+}
+
+/// The values of names under which dimensions have these extents, as far as each follows from one
+/// dimension: from a name that stands alone, or from a linear expression with one name that does not.
+pub(super) fn solve(dims: &[(&str, usize, &Dimension, u64)]) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    let mut expressions = Vec::new();
+    for &(input, index, dim, extent) in dims {
+        let text = match &dim.value {
+            Some(DimensionValue::Param(text)) => text.trim(),
+            Some(DimensionValue::Value(n)) if *n >= 0 => continue,
+            _ => "",
+        };
+        match expression(input, index, text) {
+            Expr::Name(name) => drop(found.insert(name, extent)),
+            expr => expressions.push((expr, i128::from(extent))),
+        }
+    }
+    for (expr, extent) in expressions {
+        let mut unknown = BTreeSet::new();
+        expr.value(&mut |name| {
+            let value = found.get(name).copied();
+            value.is_none().then(|| unknown.insert(name.to_string()));
+            value
+        });
+        let at = |x: i128| {
+            let x = u64::try_from(x).ok()?;
+            expr.value(&mut |name| found.get(name).copied().or(Some(x)))
+        };
+        let (Some(name), Some(start), Some(next)) = (unknown.pop_first(), at(0), at(1)) else {
+            continue;
+        };
+        let solution = (extent - start).checked_div(next - start);
+        if let Some(x) = solution.filter(|&x| unknown.is_empty() && at(x) == Some(extent)) {
+            found.insert(name, x as u64);
+        }
+    }
+    found
+}
+
+/// The extent of a declared dimension, if the bindings give it.
+pub(super) fn known(dim: &Dimension, bindings: &BTreeMap<String, u64>) -> Option<u64> {
+    match dim.value.as_ref()? {
+        DimensionValue::Value(n) => u64::try_from(*n).ok(),
+        DimensionValue::Param(text) => {
+            let text = text.trim();
+            let whole = bindings.get(text).copied();
+            let value = || parse(text)?.value(&mut |name| bindings.get(name).copied());
+            whole.or_else(|| u64::try_from(value()?).ok())
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Expr {
+    Number(u64),
+    Name(String),
+    /// Applied from left to right; never without arguments.
+    Apply(Function, Vec<Expr>),
+}
+
+impl Expr {
+    /// The value under these values of names; `None` if a name has none, or arithmetic fails. Every
+    /// name is looked up.
+    fn value(&self, lookup: &mut impl FnMut(&str) -> Option<u64>) -> Option<i128> {
+        match self {
+            Self::Number(n) => Some(i128::from(*n)),
+            Self::Name(name) => lookup(name).map(i128::from),
+            Self::Apply(f, args) => {
+                let args: Vec<Option<i128>> = args.iter().map(|a| a.value(lookup)).collect();
                 let args: Vec<i128> = args.into_iter().collect::<Option<_>>()?;
                 args.iter().copied().skip(1).try_fold(args[0], |a, b| match f {
                     Function::Add => a.checked_add(b),
@@ -109,14 +182,6 @@ impl<'a> Symbols<'a> {
             }
         }
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Expr {
-    Number(u64),
-    Name(String),
-    /// Applied from left to right; never without arguments.
-    Apply(Function, Vec<Expr>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -284,6 +349,41 @@ mod tests {
         assert_eq!(eval("?", &[("x.1", 3)]), Ok(3));
         assert_eq!(eval("", &[("x.1", 3)]), Ok(3));
         assert_eq!(eval("größe", &[("größe", 3)]), Ok(3));
+    }
+
+    #[test]
+    fn bindings_follow_from_extents() {
+        let param = |text: &str| Dimension {
+            value: (!text.is_empty()).then(|| DimensionValue::Param(text.to_string())),
+            denotation: None,
+        };
+        let unknown = Dimension { value: Some(DimensionValue::Value(-1)), denotation: None };
+        let found = |dims: &[(&Dimension, u64)]| {
+            let dims: Vec<_> = dims.iter().enumerate().map(|(i, &(d, n))| ("x", i, d, n)).collect();
+            let text = |(name, n)| format!("{name}={n}");
+            solve(&dims).into_iter().map(text).collect::<Vec<_>>().join(" ")
+        };
+        let (past, batch, both) = (param("past + 1"), param("batch"), param("2*batch*past"));
+        assert_eq!(found(&[(&past, 8), (&batch, 3), (&both, 42)]), "batch=3 past=7");
+        assert_eq!(found(&[(&unknown, 8), (&param(""), 3), (&param("16"), 16)]), "x.0=8 x.1=3");
+        // Not one unknown, not linear, or no extent at all.
+        assert_eq!(found(&[(&both, 42)]), "");
+        assert_eq!(found(&[(&param("batch//2"), 3), (&param("batch + 9"), 3)]), "");
+
+        let bound = BTreeMap::from([("past".to_string(), 7)]);
+        assert_eq!(known(&past, &bound), Some(8));
+        assert_eq!(known(&param("past - 9"), &bound), None);
+        assert_eq!(known(&both, &bound), None);
+        assert_eq!(known(&unknown, &bound), None);
+    }
+
+    #[test]
+    fn minus_one_is_an_anonymous_name() {
+        let dim = Dimension { value: Some(DimensionValue::Value(-1)), denotation: None };
+        let bound = BTreeMap::from([("x.0".to_string(), 4)]);
+        assert_eq!(Symbols::new(&bound).extent("x", 0, &dim).unwrap(), 4);
+        let dim = Dimension { value: Some(DimensionValue::Value(-2)), denotation: None };
+        assert!(Symbols::new(&bound).extent("x", 0, &dim).is_err());
     }
 
     #[test]

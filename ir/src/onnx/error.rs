@@ -43,11 +43,24 @@ pub enum ImportError {
         "--bind {name}: the model's inputs have no such dimension; {}", known_symbols(.known)
     )]
     UnknownBinding { name: String, known: Vec<String> },
+    #[error(
+        "--bind {name}={value} contradicts the model, in which `{name}` is {expression} = {expected}: \
+         {source}; leave it out, or change the others"
+    )]
+    Contradiction {
+        name: String,
+        value: u64,
+        expression: String,
+        expected: u64,
+        source: Box<ImportError>,
+    },
     #[error("input `{input}`, dimension {index} is {text}: {why}")]
     Dimension { input: String, index: usize, text: String, why: &'static str },
     #[error("input `{input}` {why}; only tensors with a declared type and rank can be inputs")]
     InputType { input: String, why: String },
 
+    #[error("the body `{graph}` is nested deeper than the {limit} levels that are read")]
+    Nesting { graph: String, limit: usize },
     #[error("{what} `{name}` is defined twice: by {first} and by {second}")]
     Duplicate { what: &'static str, name: String, first: String, second: String },
     #[error(

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 /// The oldest and the newest version of ONNX's own domain that is read.
 const MIN_OPSET: i64 = 7;
-const MAX_OPSET: i64 = 26;
+const MAX_OPSET: i64 = 27;
 
 /// Nodes that inlining may give.
 const MAX_NODES: u64 = 100_000;

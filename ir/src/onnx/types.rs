@@ -1,9 +1,10 @@
 //! Declared types of values, and the correspondence of element types.
 
-use super::dims::Symbols;
+use super::dims::{self, Symbols};
 use super::error::ImportError;
-use super::wire::{DataType, TypeProto, TypeValue, ValueInfoProto};
+use super::wire::{DataType, Dimension, TypeProto, TypeValue, ValueInfoProto};
 use crate::{DType, TensorType};
+use std::collections::BTreeMap;
 
 /// The element type of an ONNX `data_type`, or what to call it where there is none.
 pub(super) fn dtype(data_type: i32) -> Result<DType, String> {
@@ -71,9 +72,28 @@ pub(super) fn input_type(
 }
 
 /// The element type that a declaration gives, if it gives one that planc knows.
-pub(super) fn declared_dtype(ty: Option<&TypeProto>) -> Option<DType> {
-    match ty?.value.as_ref()? {
+pub(super) fn declared_dtype(ty: &TypeProto) -> Option<DType> {
+    match ty.value.as_ref()? {
         TypeValue::Tensor(t) => dtype(t.elem_type?).ok(),
+        _ => None,
+    }
+}
+
+/// The extents that a declaration gives, if it gives all of them under these bindings. One of 0 counts
+/// as not given: old converters write it for what they do not know.
+pub(super) fn declared_shape(ty: &TypeProto, bindings: &BTreeMap<String, u64>) -> Option<Vec<u64>> {
+    let dims = dims_of(ty)?.iter();
+    dims.map(|d| dims::known(d, bindings).filter(|&n| n > 0)).collect()
+}
+
+/// The dimensions that a value is declared with, if it has any.
+pub(super) fn declared_dims(info: &ValueInfoProto) -> Option<&[Dimension]> {
+    dims_of(info.r#type.as_ref()?)
+}
+
+fn dims_of(ty: &TypeProto) -> Option<&[Dimension]> {
+    match ty.value.as_ref()? {
+        TypeValue::Tensor(t) => Some(&t.shape.as_ref()?.dim),
         _ => None,
     }
 }

@@ -40,12 +40,16 @@ pub const DECODERS: &[DecoderEntry] = &[
         unary(d, F::Shrink { bias, lambd: d.float_or("lambd", 0.5)? })
     }),
     DecoderEntry::onnx("Gelu", 20, gelu),
-    DecoderEntry::onnx("Swish", 24, |d| swish(d, 1.0)),
+    DecoderEntry::onnx("Swish", 24, |d| {
+        unary(d, F::Swish { alpha: d.float_or("alpha", 1.0)? })
+    }),
     DecoderEntry::onnx("Clip", 6, clip),
     DecoderEntry::microsoft("Gelu", |d| unary(d, F::Gelu)),
     DecoderEntry::microsoft("FastGelu", |d| biased(d, F::GeluTanh)),
     DecoderEntry::microsoft("BiasGelu", |d| biased(d, F::Gelu)),
-    DecoderEntry::microsoft("QuickGelu", |d| swish(d, 1.702)),
+    DecoderEntry::microsoft("QuickGelu", |d| {
+        unary(d, F::Swish { alpha: d.float_or("alpha", 1.702)? })
+    }),
 ];
 
 fn unary(d: &mut Decoder<'_>, f: F) -> Outputs {
@@ -70,14 +74,6 @@ fn biased(d: &mut Decoder<'_>, f: F) -> Outputs {
         x = d.map(F::Add, &[x, bias])?;
     }
     Ok(vec![d.map(f, &[x])?])
-}
-
-/// `x · sigmoid(alpha · x)`
-fn swish(d: &mut Decoder<'_>, alpha: f32) -> Outputs {
-    let x = d.input(0)?;
-    let scaled = d.scale(x, f64::from(d.float_or("alpha", alpha)?))?;
-    let gate = d.map(F::Sigmoid, &[scaled])?;
-    Ok(vec![d.map(F::Mul, &[x, gate])?])
 }
 
 /// Bounds are attributes before opset 11 and scalar inputs since; either may be left out.

@@ -5,7 +5,7 @@
 //!   asked.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
 use super::top_k::compare;
 use super::{OpDef, Work, expect_inputs, factors};
@@ -31,8 +31,8 @@ pub struct ArgReduce {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
-    DecoderEntry::onnx("ArgMax", 1, |d| decode(d, true)),
-    DecoderEntry::onnx("ArgMin", 1, |d| decode(d, false)),
+    DecoderEntry::onnx("ArgMax", 1, |d| decode(d, true)).results(&[ResultType::Element(DType::I64)]),
+    DecoderEntry::onnx("ArgMin", 1, |d| decode(d, false)).results(&[ResultType::Element(DType::I64)]),
 ];
 
 fn decode(d: &mut Decoder<'_>, largest: bool) -> Result<Vec<ValueId>, OpError> {

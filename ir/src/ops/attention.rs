@@ -1,245 +1,310 @@
-//! Scaled dot-product attention, decoded into matrix products, elementwise ops and a softmax.
+//! Scaled dot-product attention.
 //!
-//! - **ONNX**: Attention (since 23).
-//! - **Semantics**: `softmax(Q·Kᵀ·scale + mask) · V` for each head. Groups of query heads may share
-//!   a key and value head. Keys and values may come after those of earlier calls. A query that may
-//!   look at no key gets 0.
+//! - **ONNX**: Attention is decoded in [`onnx_attention`](super::onnx_attention); the planner raises
+//!   to this op what exporters wrote as matrix products around a softmax.
+//! - **Semantics**: `softmax(mask(softcap(q · kᵀ · scale))) · v` for each head. Inputs: q
+//!   `[batch, heads, queries, d]`, k `[batch, kv heads, keys, d]`, v `[batch, kv heads, keys, e]`, and a
+//!   mask if there is one, which broadcasts to `[batch, heads, queries, keys]`. Query heads come in
+//!   groups that share a key head. A mask of floats is added, and the sum rounded to its element type;
+//!   where it is -∞ the key is hidden, whatever the score. A mask of bools hides keys where it is false,
+//!   causality those behind the query's own position: their scores become [`Attention::hidden_score`]. A
+//!   query all of whose scores are -∞ gets zeros or NaN.
+//! - **Split**: batch, key heads, groups, queries and the elements of v are parallel; keys and the
+//!   elements of q and k stay whole, since the softmax stands between.
 
-use super::concat::Concat;
-use super::decode::{Decoder, DecoderEntry, element_type};
-use super::matmul::MatMul;
-use super::pad::Pad;
-use super::softmax::Softmax;
-use crate::graph::{TensorType, ValueId};
-use crate::program::kernel::PadMode;
-use crate::scalar::ScalarFn as F;
-use crate::sharding::ReduceKind;
-use crate::{DType, OpError, Tensor};
+use super::{OpDef, Work, WorkKind, broadcast, broadcast_index, same_dtype};
+use crate::graph::TensorType;
+use crate::ops::work::traffic;
+use crate::program::Kernel;
+use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
+use crate::tensor::round_to;
+use crate::{DType, EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// An attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Factor of the scores.
+    #[serde(with = "crate::number")]
+    pub scale: f64,
+    /// `c · tanh(score / c)` bounds the scores, before any mask.
+    pub softcap: Option<f64>,
+    /// Query `i` sees keys `0 ..= i + offset`.
+    pub causal: Option<i64>,
+    /// The score of a key that a mask of bools or causality hides. If it is finite, a query that sees no
+    /// key attends to all of them alike.
+    #[serde(with = "crate::number")]
+    pub hidden_score: f64,
+    /// A query all of whose scores are -∞ gets 0 instead of NaN.
+    pub zero_unseeing: bool,
+}
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("Attention", 23, decode)];
+pub const DECODERS: &[super::DecoderEntry] = &[];
 
-/// Extents: batch, query heads, key and value heads, queries, keys.
+impl Attention {
+    /// Attention without masks.
+    pub const fn plain(scale: f64) -> Self {
+        Self {
+            scale,
+            softcap: None,
+            causal: None,
+            hidden_score: f64::NEG_INFINITY,
+            zero_unseeing: false,
+        }
+    }
+
+    /// The masked score of a key; `added` is the float mask's element and type, `seen` whether neither
+    /// bool mask nor causality hide the key.
+    pub fn masked(&self, score: f64, added: Option<(f64, DType)>, seen: bool) -> f64 {
+        let score = score * self.scale;
+        let score = self.softcap.map_or(score, |c| c * (score / c).tanh());
+        match added {
+            _ if !seen => self.hidden_score,
+            Some((added, _)) if added == f64::NEG_INFINITY => added,
+            Some((added, dtype)) => round_to(dtype, score + added),
+            None => score,
+        }
+    }
+
+    /// Whether causality lets query `i` see key `j`.
+    pub fn reaches(&self, i: u64, j: u64) -> bool {
+        self.causal.is_none_or(|offset| i128::from(j) <= i128::from(i) + i128::from(offset))
+    }
+}
+
+/// Extents of an attention.
 struct Extents {
     batch: u64,
     heads: u64,
     kv_heads: u64,
     queries: u64,
     keys: u64,
+    depth: u64,
+    width: u64,
 }
 
-fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
-    let flat = d.ty(d.input(0)?).rank() == 3;
-    let q = heads(d, 0, "q_num_heads")?;
-    let [mut k, mut v] = [heads(d, 1, "kv_num_heads")?, heads(d, 2, "kv_num_heads")?];
-    let past = match (d.optional(4), d.optional(5)) {
-        (Some(past_k), Some(past_v)) => {
-            let before = d.ty(past_k);
-            if before.rank() != 4 {
-                let found = before.rank();
-                return Err(OpError::Rank { index: 4, found, expected: "4".into() });
-            }
-            k = d.push(Concat { axis: 2 }, &[past_k, k])?;
-            v = d.push(Concat { axis: 2 }, &[past_v, v])?;
-            Some(before.shape[2])
+impl Extents {
+    fn new(inputs: &[TensorType]) -> Result<Self, OpError> {
+        if inputs.len() < 3 || inputs.len() > 4 {
+            return Err(OpError::InputCount { expected: "3 or 4".into(), found: inputs.len() });
         }
-        (None, None) => None,
-        _ => return Err(OpError::Invalid("has a past key or a past value, but not both".into())),
-    };
-    let (qs, ks) = (d.shape(q), d.shape(k));
-    let e =
-        Extents { batch: qs[0], heads: qs[1], kv_heads: ks[1], queries: qs[2], keys: ks[2] };
-    if e.kv_heads == 0 || !e.heads.is_multiple_of(e.kv_heads) {
-        return Err(OpError::ShapeMismatch {
-            lhs: qs,
-            rhs: ks,
-            why: "key heads must divide query heads",
-        });
-    }
-
-    // The square root goes to both sides, which keeps products of narrow floats in range.
-    let scale = f64::from(d.float_or("scale", 1.0 / (qs[3] as f32).sqrt())?).sqrt();
-    let [scaled_q, scaled_k] = [d.scale(q, scale)?, d.scale(k, scale)?];
-    let mut scores = product(d, &e, scaled_q, scaled_k, true)?;
-    let softcap = f64::from(d.float_or("softcap", 0.0)?);
-    if softcap > 0.0 {
-        let small = d.scale(scores, 1.0 / softcap)?;
-        let bent = d.map(F::Tanh, &[small])?;
-        scores = d.scale(bent, softcap)?;
-    }
-    let mode = d.int_or("qk_matmul_output_mode", 0)?;
-    let mut shown = scores;
-    let mask = mask(d, &e, past)?;
-    if let Some(mask) = &mask {
-        scores = d.map(F::Add, &[scores, mask.bias])?;
-    }
-    if mode == 2 {
-        shown = scores;
-    }
-    let dtype = d.ty(q).dtype;
-    let precision = match d.int("softmax_precision")? {
-        Some(number) => element_type(number)?,
-        None => dtype,
-    };
-    let wide = d.cast(scores, precision)?;
-    let mut weights = d.push(Softmax { axis: 3, log: false }, &[wide])?;
-    if let Some(mask) = mask.filter(|m| m.may_cover_rows) {
-        // The mask decides, since scores may be NaN.
-        let most = d.reduce(ReduceKind::Max, mask.bias, &[d.ty(mask.bias).rank() - 1])?;
-        let covered = d.map(F::IsInf { positive: false, negative: true }, &[most])?;
-        let zero = d.scalar(precision, 0.0)?;
-        weights = d.map(F::Where, &[covered, zero, weights])?;
-    }
-    let weights = d.cast(weights, dtype)?;
-    if mode == 3 {
-        shown = weights;
-    }
-    let mut y = product(d, &e, weights, v, false)?;
-    if flat {
-        y = d.transpose(y, &[0, 2, 1, 3])?;
-        let width = e.heads.saturating_mul(d.shape(v)[3]);
-        y = d.reshape(y, [e.batch, e.queries, width])?;
-    }
-    Ok(vec![y, k, v, shown])
-}
-
-/// An input as `[batch, heads, positions, elements]`.
-fn heads(d: &mut Decoder<'_>, index: usize, name: &'static str) -> Result<ValueId, OpError> {
-    let x = d.input(index)?;
-    match d.shape(x)[..] {
-        [_, _, _, _] => Ok(x),
-        [batch, positions, hidden] => {
-            let heads = d.int(name)?.ok_or(OpError::MissingAttribute { name })?;
-            let heads = u64::try_from(heads).ok().filter(|&h| h > 0 && hidden % h == 0);
-            let heads = heads.ok_or_else(|| OpError::BadAttribute {
-                name,
-                why: format!("does not divide the last extent of input {index}, {hidden}"),
-            })?;
-            let x = d.reshape(x, [batch, positions, heads, hidden / heads])?;
-            d.transpose(x, &[0, 2, 1, 3])
+        if let Some(index) = (0..3).find(|&i| inputs[i].rank() != 4) {
+            let found = inputs[index].rank();
+            return Err(OpError::Rank { index, found, expected: "4".into() });
         }
-        ref shape => Err(OpError::Rank { index, found: shape.len(), expected: "3 or 4".into() }),
-    }
-}
-
-/// The product of something of each query head with something of its key and value head. Query
-/// heads that share one are a dimension of their own, along which the other side is broadcast.
-fn product(
-    d: &mut Decoder<'_>,
-    e: &Extents,
-    left: ValueId,
-    right: ValueId,
-    trans_b: bool,
-) -> Result<ValueId, OpError> {
-    let product = MatMul { trans_a: false, trans_b };
-    if e.heads == e.kv_heads {
-        return d.push(product, &[left, right]);
-    }
-    let (ls, rs) = (d.shape(left), d.shape(right));
-    let left =
-        d.reshape(left, [e.batch, e.kv_heads, e.heads / e.kv_heads, ls[2], ls[3]])?;
-    let right = d.reshape(right, [e.batch, e.kv_heads, 1, rs[2], rs[3]])?;
-    let result = d.push(product, &[left, right])?;
-    let columns = d.shape(result)[4];
-    d.reshape(result, [e.batch, e.heads, ls[2], columns])
-}
-
-/// What is added to the scores.
-struct Mask {
-    bias: ValueId,
-    /// Whether it may hide all keys from some query.
-    may_cover_rows: bool,
-}
-
-/// All that hides keys: the mask input, causality, a window of neighbours, and padding behind the
-/// keys, together as one bias of 0 and -∞ (or what the mask input holds).
-fn mask(d: &mut Decoder<'_>, e: &Extents, past: Option<u64>) -> Result<Option<Mask>, OpError> {
-    let dtype = d.ty(d.input(0)?).dtype;
-    let mut allowed: Vec<ValueId> = Vec::new();
-    let mut bias = None;
-    if let Some(input) = d.optional(3) {
-        let mask = pad_mask(d, input, e.keys)?;
-        if d.ty(mask).dtype == DType::Bool {
-            allowed.push(mask);
-        } else {
-            bias = Some(d.cast(mask, dtype)?);
-        }
-    }
-    let unpadded = match d.optional(6) {
-        None => None,
-        Some(_) if past.is_some() => {
-            return Err(OpError::Invalid("has both past keys and padding behind keys".into()));
-        }
-        Some(count) => {
-            let count = d.cast(count, DType::I64)?;
-            Some(d.reshape(count, [e.batch, 1, 1, 1])?)
-        }
-    };
-    let causal = d.int_or("is_causal", 0)? != 0;
-    let window = [d.int_or("left_window_size", -1)?, d.int_or("right_window_size", -1)?];
-    let column = range(d, [1, e.keys])?;
-    if causal || window.iter().any(|&w| w >= 0) {
-        // The position of each query among the keys.
-        let offset = match unpadded {
-            Some(count) => {
-                let queries = d.scalar(DType::I64, e.queries as f64)?;
-                d.map(F::Sub, &[count, queries])?
-            }
-            None => d.scalar(DType::I64, past.unwrap_or(0) as f64)?,
+        let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
+        let mismatch = |lhs: &[u64], rhs: &[u64], why| {
+            Err(OpError::ShapeMismatch { lhs: lhs.to_vec(), rhs: rhs.to_vec(), why })
         };
-        let row = range(d, [e.queries, 1])?;
-        let position = d.map(F::Add, &[row, offset])?;
-        if causal {
-            allowed.push(d.map(F::LessOrEqual, &[column, position])?);
+        if k[..3] != v[..3] {
+            return mismatch(k, v, "each key has a value");
         }
-        for (reach, (nearer, farther)) in
-            window.into_iter().zip([(column, position), (position, column)])
-        {
-            if reach >= 0 {
-                let reach = d.constant(Tensor::scalar(reach));
-                let limit = d.map(F::Add, &[nearer, reach])?;
-                allowed.push(d.map(F::LessOrEqual, &[farther, limit])?);
+        if q[0] != k[0] || q[3] != k[3] {
+            return mismatch(q, k, "queries and keys have one batch and depth");
+        }
+        if q[1] != 0 && (k[1] == 0 || q[1] % k[1] != 0) {
+            return mismatch(q, k, "key heads must divide query heads");
+        }
+        Ok(Self {
+            batch: q[0],
+            heads: q[1],
+            kv_heads: k[1],
+            queries: q[2],
+            keys: k[2],
+            depth: q[3],
+            width: v[3],
+        })
+    }
+
+    fn scores(&self) -> [u64; 4] {
+        [self.batch, self.heads, self.queries, self.keys]
+    }
+
+    fn group(&self) -> u64 {
+        self.heads.checked_div(self.kv_heads).unwrap_or(1)
+    }
+}
+
+impl OpDef for Attention {
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        _: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        let e = Extents::new(inputs)?;
+        let dtype = same_dtype(&inputs[0], &inputs[1])?;
+        same_dtype(&inputs[0], &inputs[2])?;
+        if !dtype.is_float() {
+            return Err(OpError::UnsupportedType { found: dtype });
+        }
+        if let Some(mask) = inputs.get(3) {
+            if !mask.dtype.is_float() && mask.dtype != DType::Bool {
+                return Err(OpError::UnsupportedType { found: mask.dtype });
+            }
+            let scores = e.scores();
+            if mask.rank() > 4 || broadcast(&mask.shape, &scores)? != scores {
+                return Err(OpError::ShapeMismatch {
+                    lhs: mask.shape.clone(),
+                    rhs: scores.to_vec(),
+                    why: "the mask must broadcast to the scores",
+                });
             }
         }
+        Ok(vec![TensorType::new(dtype, [e.batch, e.heads, e.queries, e.width])])
     }
-    if let Some(count) = unpadded {
-        allowed.push(d.map(F::Less, &[column, count])?);
-    }
-    if let Some(&first) = allowed.first() {
-        let mut all = first;
-        for &other in &allowed[1..] {
-            all = d.map(F::And, &[all, other])?;
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> FactorRule {
+        let Ok(e) = Extents::new(inputs) else {
+            return FactorRule::opaque(&vec![4; inputs.len()], &[4], "its extents do not fit");
+        };
+        let mut rule = RuleBuilder::new();
+        let mut parallel = |name, size| rule.factor(name, size, FactorKind::Parallel);
+        let [b, h, g] = [parallel("b", e.batch), parallel("h", e.kv_heads), parallel("g", e.group())];
+        let [s, w] = [parallel("s", e.queries), parallel("e", e.width)];
+        let mut whole = |name, size| rule.factor(name, size, FactorKind::Whole);
+        let [t, d] = [whole("t", e.keys), whole("d", e.depth)];
+        // Each key head with its group of query heads.
+        let heads = if e.kv_heads == 0 { vec![h] } else { vec![h, g] };
+        rule.input_products(vec![vec![b], heads.clone(), vec![s], vec![d]]);
+        rule.input_products(vec![vec![b], vec![h], vec![t], vec![d]]);
+        rule.input_products(vec![vec![b], vec![h], vec![t], vec![w]]);
+        if let Some(mask) = inputs.get(3) {
+            let full = [vec![b], heads.clone(), vec![s], vec![t]];
+            let skip = 4 - mask.rank();
+            let scores = e.scores();
+            let own = mask.shape.iter().zip(&scores[skip..]).zip(&full[skip..]);
+            let own = own.map(|((&n, &of), dim)| if n == of { dim.clone() } else { Vec::new() });
+            rule.input_products(own.collect());
         }
-        let (zero, hidden) = (d.scalar(dtype, 0.0)?, d.scalar(dtype, f64::NEG_INFINITY)?);
-        let hiding = d.map(F::Where, &[all, zero, hidden])?;
-        bias = Some(match bias {
-            None => hiding,
-            Some(given) => d.map(F::Add, &[given, hiding])?,
+        rule.output_products(vec![vec![b], heads, vec![s], vec![w]]);
+        rule.build()
+    }
+
+    fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        let bytes = traffic(inputs, outputs);
+        let Ok(e) = Extents::new(inputs) else {
+            return Work { kind: WorkKind::Memory, flops: 0.0, bytes };
+        };
+        let products = [e.batch, e.heads, e.queries, e.keys].iter().fold(2.0, |n, &x| n * x as f64);
+        let kind = WorkKind::Attention {
+            batch: e.batch.saturating_mul(e.heads),
+            queries: e.queries,
+            keys: e.keys,
+            depth: e.depth,
+            width: e.width,
+        };
+        Work { kind, flops: products * (e.depth as f64 + e.width as f64), bytes }
+    }
+
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+        let e = Extents::new(&types).map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let (q, k, v) = (inputs[0].to_f64s(), inputs[1].to_f64s(), inputs[2].to_f64s());
+        let mask = inputs.get(3);
+        let [heads, queries, keys] = [e.heads as usize, e.queries as usize, e.keys as usize];
+        let [depth, width, group] = [e.depth as usize, e.width as usize, e.group() as usize];
+        let scores = e.scores();
+        let mut out = Vec::with_capacity(q.len());
+        for row in 0..e.batch as usize * heads * queries {
+            let (head, i) = (row / queries, row % queries);
+            // Key heads of all batches are numbered through, as query heads are.
+            let kv = head / group * keys;
+            let weight = |j: usize| {
+                let (q, k) = (&q[row * depth..][..depth], &k[(kv + j) * depth..][..depth]);
+                let score = q.iter().zip(k).map(|(x, y)| x * y).sum();
+                let given = mask.map(|m| {
+                    let at = broadcast_index(m.shape(), &scores, row * keys + j);
+                    (m.f64_at(at), m.dtype())
+                });
+                let hidden = matches!(given, Some((x, DType::Bool)) if x == 0.0);
+                let added = given.filter(|(_, dtype)| *dtype != DType::Bool);
+                self.masked(score, added, !hidden && self.reaches(i as u64, j as u64))
+            };
+            let mut weights: Vec<f64> = (0..keys).map(weight).collect();
+            softmax(&mut weights, self.zero_unseeing);
+            out.extend((0..width).map(|c| {
+                weights.iter().enumerate().map(|(j, w)| w * v[(kv + j) * width + c]).sum::<f64>()
+            }));
+        }
+        let ty = TensorType::new(inputs[0].dtype(), [e.batch, e.heads, e.queries, e.width]);
+        Ok(vec![Tensor::from_f64(ty, |i| out[i])?])
+    }
+
+    fn lower(&self) -> Kernel {
+        Kernel::Attention(self.clone())
+    }
+}
+
+/// Softmax of one query's scores; of one that sees no key, zeros if asked for.
+fn softmax(scores: &mut [f64], zero_unseeing: bool) {
+    if zero_unseeing && scores.iter().all(|&x| x == f64::NEG_INFINITY) {
+        scores.fill(0.0);
+        return;
+    }
+    let max = scores.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a || b.is_nan() { b } else { a });
+    let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
+    for x in scores {
+        *x = (*x - max).exp() / sum;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eval(op: &Attention, mask: Option<&Tensor>) -> Vec<f64> {
+        let q = Tensor::new([1, 1, 2, 1], vec![1f64, 2.0]).unwrap();
+        let k = Tensor::new([1, 1, 3, 1], vec![0f64, 1.0, 2.0]).unwrap();
+        let v = Tensor::new([1, 1, 3, 1], vec![1f64, 10.0, 100.0]).unwrap();
+        let inputs: Vec<&Tensor> = [&q, &k, &v].into_iter().chain(mask).collect();
+        op.eval(&inputs).unwrap().remove(0).to_f64s()
+    }
+
+    fn close(found: &[f64], expected: &[f64]) {
+        for (x, y) in found.iter().zip(expected) {
+            assert!((x - y).abs() < 1e-9 || (x.is_nan() && y.is_nan()), "{found:?} {expected:?}");
+        }
+    }
+
+    #[test]
+    fn causality_counts_from_the_offset() {
+        let op = Attention { causal: Some(0), ..Attention::plain(1.0) };
+        let e = 2f64.exp();
+        close(&eval(&op, None), &[1.0, (1.0 + 10.0 * e) / (1.0 + e)]);
+        let past = Attention { causal: Some(2), ..Attention::plain(1.0) };
+        close(&eval(&past, None), &eval(&Attention::plain(1.0), None));
+    }
+
+    #[test]
+    fn a_query_that_sees_nothing_gets_what_is_asked_for() {
+        let hidden = Tensor::new([1, 3], vec![false; 3]).unwrap();
+        let hide = || Some(&hidden);
+        let plain = Attention::plain(1.0);
+        assert!(eval(&plain, hide()).iter().all(|x| x.is_nan()));
+        close(&eval(&Attention { zero_unseeing: true, ..plain.clone() }, hide()), &[0.0; 2]);
+        let finite = Attention { hidden_score: f64::from(f32::MIN), ..plain.clone() };
+        close(&eval(&finite, hide()), &[37.0; 2]);
+        let low = Tensor::new([3], vec![f32::MIN; 3]).unwrap();
+        close(&eval(&plain, Some(&low)), &[37.0; 2]);
+    }
+
+    #[test]
+    fn scores_are_scaled_bent_and_masked_in_this_order() {
+        let op = Attention { softcap: Some(0.5), ..Attention::plain(0.25) };
+        let mask = Tensor::new([3], vec![1f64, f64::NEG_INFINITY, -1.0]).unwrap();
+        let bent = |x: f64| 0.5 * (x * 0.25 / 0.5).tanh();
+        let expected = [1.0, 2.0].map(|q| {
+            let (a, b) = (1f64.exp(), (bent(2.0 * q) - 1.0).exp());
+            (a + 100.0 * b) / (a + b)
         });
+        close(&eval(&op, Some(&mask)), &expected);
     }
-    // Causality alone leaves every query its own position.
-    let may_cover_rows = !causal || allowed.len() > 1 || d.optional(3).is_some();
-    Ok(bias.map(|bias| Mask { bias, may_cover_rows }))
-}
 
-/// A mask for fewer keys than there are hides the others.
-fn pad_mask(d: &mut Decoder<'_>, mask: ValueId, keys: u64) -> Result<ValueId, OpError> {
-    let ty = d.ty(mask);
-    let Some(&own) = ty.shape.last() else {
-        return Err(OpError::Rank { index: 3, found: 0, expected: "1 to 4".into() });
-    };
-    if own >= keys {
-        return Ok(mask);
+    #[test]
+    fn a_narrow_mask_rounds_the_scores() {
+        let op = Attention::plain(1.0);
+        let low = Tensor::new([3], vec![half::f16::MIN; 3]).unwrap();
+        close(&eval(&op, Some(&low)), &[37.0; 2]);
     }
-    let (before, mut after) = (vec![0; ty.rank()], vec![0; ty.rank()]);
-    after[ty.rank() - 1] = (keys - own) as i64;
-    let value = if ty.dtype == DType::Bool { 0.0 } else { f64::NEG_INFINITY };
-    d.push(Pad { before, after, mode: PadMode::Constant, value }, &[mask])
-}
-
-/// 0, 1, 2, … in this shape.
-fn range(d: &mut Decoder<'_>, shape: [u64; 2]) -> Result<ValueId, OpError> {
-    let range = Tensor::from_int(TensorType::new(DType::I64, shape), |i| i as i128)
-        .map_err(|e| OpError::Invalid(e.to_string()))?;
-    Ok(d.constant(range))
 }

@@ -1,10 +1,8 @@
 //! Values that are known when the model is imported, and values that pass unchanged.
 //!
-//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Identity, Dropout
-//!   (inference).
+//! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Identity.
 
-use super::decode::{Attribute, Decoder, DecoderEntry};
-use super::fill::Fill;
+use super::decode::{Attribute, Decoder, DecoderEntry, ResultType};
 use crate::graph::{ValueDef, ValueId};
 use crate::{DType, OpError, Tensor};
 use std::sync::Arc;
@@ -14,10 +12,9 @@ type Outputs = Result<Vec<ValueId>, OpError>;
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
     DecoderEntry::onnx("Constant", 1, constant),
-    DecoderEntry::onnx("Shape", 1, shape),
-    DecoderEntry::onnx("Size", 1, size),
+    DecoderEntry::onnx("Shape", 1, shape).results(&[ResultType::Element(DType::I64)]),
+    DecoderEntry::onnx("Size", 1, size).results(&[ResultType::Element(DType::I64)]),
     DecoderEntry::onnx("Identity", 1, |d| Ok(vec![d.input(0)?])),
-    DecoderEntry::onnx("Dropout", 7, dropout),
 ];
 
 fn constant(d: &mut Decoder<'_>) -> Outputs {
@@ -50,29 +47,4 @@ fn shape(d: &mut Decoder<'_>) -> Outputs {
 fn size(d: &mut Decoder<'_>) -> Outputs {
     let n = d.ty(d.input(0)?).elements() as i64;
     Ok(vec![d.constant(Tensor::scalar(n))])
-}
-
-/// Passes its input through. A mask that is asked for says that everything was kept.
-fn dropout(d: &mut Decoder<'_>) -> Outputs {
-    let x = d.input(0)?;
-    let training = match d.optional(2) {
-        None => false,
-        Some(_) => d.known(2, "training changes the result")?.to_i64s().contains(&1),
-    };
-    if training {
-        let ratio = match d.optional(1) {
-            None => 0.5,
-            Some(_) => d.known(1, "it changes the result")?.to_f64s().first().map_or(0.5, |&r| r),
-        };
-        if ratio != 0.0 {
-            return Err(OpError::Unsupported("dropout in training mode is random".into()));
-        }
-    }
-    if d.outputs < 2 {
-        return Ok(vec![x]);
-    }
-    // Until opset 10 the mask had the input's type.
-    let dtype = if d.opset < 10 { d.ty(x).dtype } else { DType::Bool };
-    let mask = d.push(Fill { dtype, shape: d.shape(x), value: 1.0 }, &[])?;
-    Ok(vec![x, mask])
 }

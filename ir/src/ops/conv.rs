@@ -29,40 +29,66 @@ pub struct Conv {
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("Conv", 1, decode)];
 
-fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+pub(super) fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let (x, weight) = (d.input(0)?, d.input(1)?);
+    Ok(vec![convolve(d, x, weight, d.optional(2))?])
+}
+
+/// Convolves as the node's attributes say. The operands may be others than the node's.
+pub fn convolve(
+    d: &mut Decoder<'_>,
+    x: ValueId,
+    weight: ValueId,
+    bias: Option<ValueId>,
+) -> Result<ValueId, OpError> {
     let (tx, tw) = (d.ty(x), d.ty(weight));
-    check_ranks(&tx, &tw)?;
-    let extents = tw.shape[2..].to_vec();
-    let fits = |stated: &[i64]| {
-        stated.iter().map(|&k| u64::try_from(k).ok()).eq(extents.iter().map(|&k| Some(k)))
-    };
-    if let Some(stated) = d.ints("kernel_shape")?.filter(|stated| !fits(stated)) {
-        let why = format!("{stated:?}, but the weight is {tw}");
+    let extents = kernel(d, &tx, &tw)?;
+    let groups = groups(d)?;
+    let window = window::decode(d, &tx.shape[2..], &extents)?;
+    let result = d.push(Conv { window, groups }, &[x, weight])?;
+    add_bias(d, result, bias)
+}
+
+/// The window's extents, with ranks checked and the attribute that repeats the extents.
+pub fn kernel(d: &Decoder<'_>, x: &TensorType, weight: &TensorType) -> Result<Vec<u64>, OpError> {
+    check_ranks(x, weight)?;
+    let extents = weight.shape[2..].to_vec();
+    let stated = window::extents(d, "kernel_shape", extents.len())?;
+    if let Some(stated) = stated.filter(|stated| *stated != extents) {
+        let why = format!("{stated:?}, but the weight is {weight}");
         return Err(OpError::BadAttribute { name: "kernel_shape", why });
     }
+    Ok(extents)
+}
+
+/// The number of groups of channels.
+pub fn groups(d: &Decoder<'_>) -> Result<u64, OpError> {
     let groups = d.int_or("group", 1)?;
-    let groups = u64::try_from(groups).map_err(|_| OpError::BadAttribute {
+    u64::try_from(groups).map_err(|_| OpError::BadAttribute {
         name: "group",
         why: format!("{groups} is negative"),
-    })?;
-    let window = window::decode(d, &tx.shape[2..], &extents)?;
-    let mut result = d.push(Conv { window, groups }, &[x, weight])?;
-    if let Some(bias) = d.optional(2) {
-        let m = tw.shape[0];
-        if d.shape(bias) != [m] {
-            return Err(OpError::ShapeMismatch {
-                lhs: tw.shape,
-                rhs: d.shape(bias),
-                why: "the bias has one value an output channel",
-            });
-        }
-        let mut along = vec![1; tx.rank() - 1];
-        along[0] = m;
-        let bias = d.reshape(bias, along)?;
-        result = d.map(ScalarFn::Add, &[result, bias])?;
+    })
+}
+
+/// Adds one value a channel to a convolution's result, if there is a bias.
+pub fn add_bias(
+    d: &mut Decoder<'_>,
+    result: ValueId,
+    bias: Option<ValueId>,
+) -> Result<ValueId, OpError> {
+    let Some(bias) = bias else { return Ok(result) };
+    let ty = d.ty(result);
+    if d.shape(bias) != [ty.shape[1]] {
+        return Err(OpError::ShapeMismatch {
+            lhs: ty.shape,
+            rhs: d.shape(bias),
+            why: "the bias has one value an output channel",
+        });
     }
-    Ok(vec![result])
+    let mut along = vec![1; ty.rank() - 1];
+    along[0] = ty.shape[1];
+    let bias = d.reshape(bias, along)?;
+    d.map(ScalarFn::Add, &[result, bias])
 }
 
 fn check_ranks(x: &TensorType, weight: &TensorType) -> Result<(), OpError> {

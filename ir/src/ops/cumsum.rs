@@ -5,7 +5,7 @@
 //!   `reverse` sums from the end.
 //! - **Split**: the dimension stays whole, the others are parallel. Linear.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
@@ -26,35 +26,63 @@ pub struct CumSum {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("CumSum", 11, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("CumSum", 11, decode).results(&[ResultType::SameAs(0)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
-    let x = d.input(0)?;
+    let Running { axis, exclusive, reverse } = decode_running(d)?;
+    Ok(vec![d.push(CumSum { axis, exclusive, reverse }, &[d.input(0)?])?])
+}
+
+/// How values run along a dimension, as the fields of [`CumSum`] say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Running {
+    pub axis: usize,
+    pub exclusive: bool,
+    pub reverse: bool,
+}
+
+/// Reads the axis, which is input 1, and the attributes.
+pub(super) fn decode_running(d: &Decoder<'_>) -> Result<Running, OpError> {
     let axis = d.known_ints(1, "it names the axis")?;
     let [axis] = axis[..] else {
         return Err(OpError::Invalid(format!("takes one axis, not {}", axis.len())));
     };
-    let op = CumSum {
-        axis: d.ty(x).axis(axis)?,
+    Ok(Running {
+        axis: d.ty(d.input(0)?).axis(axis)?,
         exclusive: d.int_or("exclusive", 0)? != 0,
         reverse: d.int_or("reverse", 0)? != 0,
-    };
-    Ok(vec![d.push(op, &[x])?])
+    })
+}
+
+impl Running {
+    /// The type, if it is one of numbers that has the dimension.
+    pub fn infer(self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        expect_inputs(inputs, 1)?;
+        inputs[0].axis(self.axis as i64)?;
+        if inputs[0].dtype == DType::Bool {
+            return Err(OpError::UnsupportedType { found: DType::Bool });
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    /// Replaces each element of each lane by the combination of those before it.
+    pub fn run<T: Copy>(self, shape: &[u64], x: &mut [T], neutral: T, combine: impl Fn(T, T) -> T) {
+        let lanes = Lanes::new(shape, self.axis);
+        for start in lanes.starts() {
+            let mut so_far = neutral;
+            for k in 0..lanes.n {
+                let at = lanes.at(start, if self.reverse { lanes.n - 1 - k } else { k });
+                let next = combine(so_far, x[at]);
+                x[at] = if self.exclusive { so_far } else { next };
+                so_far = next;
+            }
+        }
+    }
 }
 
 impl CumSum {
-    /// Replaces each element of each lane by the sum of those before it.
-    fn run<T: Copy>(&self, shape: &[u64], x: &mut [T], zero: T, add: impl Fn(T, T) -> T) {
-        let lanes = Lanes::new(shape, self.axis);
-        for start in lanes.starts() {
-            let mut sum = zero;
-            for k in 0..lanes.n {
-                let at = lanes.at(start, if self.reverse { lanes.n - 1 - k } else { k });
-                let next = add(sum, x[at]);
-                x[at] = if self.exclusive { sum } else { next };
-                sum = next;
-            }
-        }
+    fn running(&self) -> Running {
+        Running { axis: self.axis, exclusive: self.exclusive, reverse: self.reverse }
     }
 }
 
@@ -64,12 +92,7 @@ impl OpDef for CumSum {
         inputs: &[TensorType],
         _: &[Option<&Tensor>],
     ) -> Result<Vec<TensorType>, OpError> {
-        expect_inputs(inputs, 1)?;
-        inputs[0].axis(self.axis as i64)?;
-        if inputs[0].dtype == DType::Bool {
-            return Err(OpError::UnsupportedType { found: DType::Bool });
-        }
-        Ok(vec![inputs[0].clone()])
+        self.running().infer(inputs)
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
@@ -88,11 +111,11 @@ impl OpDef for CumSum {
         let (x, ty) = (inputs[0], inputs[0].ty().clone());
         Ok(vec![if ty.dtype.is_float() {
             let mut sums = x.to_f64s();
-            self.run(x.shape(), &mut sums, 0.0, |a, b| a + b);
+            self.running().run(x.shape(), &mut sums, 0.0, |a, b| a + b);
             Tensor::from_f64(ty, |i| sums[i])?
         } else {
             let mut sums: Vec<i128> = (0..x.len()).map(|i| x.int_at(i)).collect();
-            self.run(x.shape(), &mut sums, 0, i128::wrapping_add);
+            self.running().run(x.shape(), &mut sums, 0, i128::wrapping_add);
             Tensor::from_int(ty, |i| sums[i])?
         }])
     }

@@ -16,6 +16,7 @@ use crate::ops::transpose::Transpose;
 use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use crate::{DType, OpError, Tensor};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,15 +25,16 @@ use std::sync::Arc;
 pub const MAX_FOLDED_BYTES: u64 = 1 << 20;
 
 /// An attribute's value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // ONNX's names
 pub enum Attribute {
     Int(i64),
-    Float(f32),
+    Float(#[serde(with = "crate::number")] f32),
     String(String),
     Tensor(Arc<Tensor>),
     Ints(Vec<i64>),
-    Floats(Vec<f32>),
+    Floats(#[serde(with = "crate::number::list")] Vec<f32>),
     Strings(Vec<String>),
     Graph(Arc<Graph>),
 }
@@ -64,8 +66,15 @@ pub enum ResultType {
     SameAs(usize),
     /// This element type.
     Element(DType),
-    /// The element type that an attribute names; of an input, or `F32`, where it is not given.
+    /// The element type of the first input and the extents that an input lists, if it is known and
+    /// lists neither 0 nor -1.
+    ShapedBy(usize),
+    /// The element type that an attribute names, or that its tensor has; where it is not given that of
+    /// an input, or `F32`.
     Attribute(&'static str, Option<usize>),
+    /// The element type of an input; that which an attribute names, or this one, where it is left
+    /// out.
+    ElementOr(usize, &'static str, DType),
 }
 
 impl DecoderEntry {
@@ -276,6 +285,25 @@ impl Decoder<'_> {
         self.push(Slice { cuts }, &[x])
     }
 
+    /// The numbers `0, step, 2 · step, …` along one of `rank` dimensions, the others 1.
+    pub fn count(
+        &mut self,
+        n: u64,
+        step: u64,
+        axis: usize,
+        rank: usize,
+    ) -> Result<ValueId, OpError> {
+        if n.saturating_mul(DType::I64.bytes()) > MAX_FOLDED_BYTES {
+            return Err(OpError::Unsupported(format!("counting along an axis of extent {n}")));
+        }
+        let mut along = vec![1; rank];
+        along[axis] = n;
+        let number = |i| i as i128 * i128::from(step);
+        let numbers = Tensor::from_int(TensorType::new(DType::I64, along), number)
+            .map_err(|e| OpError::Invalid(e.to_string()))?;
+        Ok(self.constant(numbers))
+    }
+
     /// Adds a constant.
     pub fn constant(&mut self, tensor: Tensor) -> ValueId {
         let name = format!("{}:constant{}", self.name, self.graph.values.len());
@@ -350,6 +378,24 @@ impl Decoder<'_> {
             None => Ok(None),
             Some(Attribute::Ints(x)) => Ok(Some(x.clone())),
             Some(other) => Err(wrong_type(name, "a list of ints", other)),
+        }
+    }
+
+    /// A list-of-floats attribute.
+    pub fn floats(&self, name: &'static str) -> Result<Option<Vec<f32>>, OpError> {
+        match self.attribute(name) {
+            None => Ok(None),
+            Some(Attribute::Floats(x)) => Ok(Some(x.clone())),
+            Some(other) => Err(wrong_type(name, "a list of floats", other)),
+        }
+    }
+
+    /// A list-of-strings attribute.
+    pub fn strings(&self, name: &'static str) -> Result<Option<Vec<String>>, OpError> {
+        match self.attribute(name) {
+            None => Ok(None),
+            Some(Attribute::Strings(x)) => Ok(Some(x.clone())),
+            Some(other) => Err(wrong_type(name, "a list of strings", other)),
         }
     }
 

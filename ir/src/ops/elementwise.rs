@@ -3,23 +3,30 @@
 //! - **ONNX**: arithmetic, comparison, logic, rounding, trigonometry, Where, Cast, CastLike. Min,
 //!   Max, Sum and Mean of many operands become a chain of pairs.
 
-use super::decode::{Decoder, DecoderEntry, element_type};
-use crate::OpError;
+use super::decode::{Decoder, DecoderEntry, ResultType, element_type};
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;
+use crate::{DType, OpError};
 
 type Outputs = Result<Vec<ValueId>, OpError>;
 
+/// Of the type, and the extents, of the operand.
+const SAME: &[ResultType] = &[ResultType::SameAs(0)];
+/// Of the type of the first operand.
+const FIRST: &[ResultType] = &[ResultType::ElementOf(0)];
+const SECOND: &[ResultType] = &[ResultType::ElementOf(1)];
+const BOOL: &[ResultType] = &[ResultType::Element(DType::Bool)];
+
 macro_rules! table {
-    ($($count:ident: $(($name:literal, $since:literal, $f:expr)),+;)+) => {
+    ($($count:ident $results:ident: $(($name:literal, $since:literal, $f:expr)),+;)+) => {
         &[
-            $($(DecoderEntry::onnx($name, $since, |d| $count(d, $f)),)+)+
+            $($(DecoderEntry::onnx($name, $since, |d| $count(d, $f)).results($results),)+)+
             DecoderEntry::onnx("Pow", 1, pow),
             DecoderEntry::onnx("Mod", 10, modulo),
             DecoderEntry::onnx("BitShift", 11, bit_shift),
-            DecoderEntry::onnx("IsInf", 10, is_inf),
-            DecoderEntry::onnx("Cast", 6, cast),
-            DecoderEntry::onnx("CastLike", 15, cast_like),
+            DecoderEntry::onnx("IsInf", 10, is_inf).results(BOOL),
+            DecoderEntry::onnx("Cast", 6, cast).results(&[ResultType::Attribute("to", None)]),
+            DecoderEntry::onnx("CastLike", 15, cast_like).results(SECOND),
             DecoderEntry::onnx("Mean", 6, mean),
         ]
     };
@@ -27,7 +34,7 @@ macro_rules! table {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = table! {
-    unary:
+    unary SAME:
         ("Neg", 1, F::Neg), ("Abs", 1, F::Abs), ("Sign", 9, F::Sign),
         ("Reciprocal", 1, F::Reciprocal), ("Sqrt", 1, F::Sqrt), ("Exp", 1, F::Exp),
         ("Log", 1, F::Log), ("Sin", 7, F::Sin), ("Cos", 7, F::Cos), ("Tan", 7, F::Tan),
@@ -35,18 +42,20 @@ pub const DECODERS: &[DecoderEntry] = table! {
         ("Sinh", 9, F::Sinh), ("Cosh", 9, F::Cosh), ("Tanh", 1, F::Tanh),
         ("Asinh", 9, F::Asinh), ("Acosh", 9, F::Acosh), ("Atanh", 9, F::Atanh),
         ("Erf", 9, F::Erf), ("Floor", 1, F::Floor), ("Ceil", 1, F::Ceil),
-        ("Round", 11, F::Round), ("Not", 1, F::Not), ("IsNaN", 9, F::IsNaN),
-        ("BitwiseNot", 18, F::BitwiseNot);
-    binary:
+        ("Round", 11, F::Round), ("Not", 1, F::Not), ("BitwiseNot", 18, F::BitwiseNot);
+    unary BOOL:
+        ("IsNaN", 9, F::IsNaN);
+    binary FIRST:
         ("Add", 7, F::Add), ("Sub", 7, F::Sub), ("Mul", 7, F::Mul), ("Div", 7, F::Div),
-        ("And", 7, F::And), ("Or", 7, F::Or), ("Xor", 7, F::Xor),
+        ("And", 7, F::And), ("Or", 7, F::Or), ("Xor", 7, F::Xor), ("PRelu", 7, F::PRelu),
+        ("BitwiseAnd", 18, F::BitwiseAnd), ("BitwiseOr", 18, F::BitwiseOr),
+        ("BitwiseXor", 18, F::BitwiseXor);
+    binary BOOL:
         ("Equal", 7, F::Equal), ("Less", 7, F::Less), ("LessOrEqual", 12, F::LessOrEqual),
-        ("Greater", 7, F::Greater), ("GreaterOrEqual", 12, F::GreaterOrEqual),
-        ("PRelu", 7, F::PRelu), ("BitwiseAnd", 18, F::BitwiseAnd),
-        ("BitwiseOr", 18, F::BitwiseOr), ("BitwiseXor", 18, F::BitwiseXor);
-    ternary:
+        ("Greater", 7, F::Greater), ("GreaterOrEqual", 12, F::GreaterOrEqual);
+    ternary SECOND:
         ("Where", 9, F::Where);
-    variadic:
+    variadic FIRST:
         ("Min", 6, F::Min), ("Max", 6, F::Max), ("Sum", 6, F::Add);
 };
 

@@ -4,7 +4,7 @@
 //! - **Semantics**: every element is `value`.
 //! - **Split**: every dimension is parallel: each rank makes its part.
 
-use super::decode::{Attribute, Decoder, DecoderEntry};
+use super::decode::{Attribute, Decoder, DecoderEntry, ResultType};
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
@@ -25,7 +25,7 @@ pub struct Fill {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("ConstantOfShape", 9, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("ConstantOfShape", 9, decode).results(&[ResultType::Attribute("value", None)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let bad = |name, why: String| OpError::BadAttribute { name, why };

@@ -15,7 +15,7 @@ use crate::scalar::ScalarFn;
 pub const DECODERS: &[DecoderEntry] =
     &[DecoderEntry::onnx("Gemm", 7, gemm), DecoderEntry::microsoft("FusedMatMul", fused_matmul)];
 
-fn gemm(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+pub(super) fn gemm(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let (a, b) = (d.input(0)?, d.input(1)?);
     for (index, v) in [a, b].into_iter().enumerate() {
         let found = d.ty(v).rank();
@@ -45,16 +45,22 @@ fn gemm(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     Ok(vec![result])
 }
 
+/// Batch dimensions are transposed first: the first dimension becomes the last but one.
 fn fused_matmul(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
-    for name in ["transBatchA", "transBatchB"] {
-        if d.int_or(name, 0)? != 0 {
-            return Err(OpError::Unsupported(format!("attribute `{name}`")));
+    let operand = |d: &mut Decoder<'_>, index: usize, trans_batch: &'static str| {
+        let x = d.input(index)?;
+        let rank = d.ty(x).rank();
+        if d.int_or(trans_batch, 0)? == 0 || rank < 3 {
+            return Ok(x);
         }
-    }
+        let perm: Vec<usize> = (1..rank - 1).chain([0, rank - 1]).collect();
+        d.transpose(x, &perm)
+    };
+    let (a, b) = (operand(d, 0, "transBatchA")?, operand(d, 1, "transBatchB")?);
     let product = MatMul {
         trans_a: d.int_or("transA", 0)? != 0,
         trans_b: d.int_or("transB", 0)? != 0,
     };
-    let product = d.push(product, &[d.input(0)?, d.input(1)?])?;
+    let product = d.push(product, &[a, b])?;
     Ok(vec![d.scale(product, f64::from(d.float_or("alpha", 1.0)?))?])
 }

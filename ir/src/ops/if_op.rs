@@ -34,14 +34,7 @@ pub const DECODERS: &[DecoderEntry] =
 fn decode_if(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let op = If { then_branch: body(d, "then_branch")?, else_branch: body(d, "else_branch")? };
     let inputs = d.all_inputs()?;
-    let types: Vec<TensorType> = inputs.iter().map(|&v| d.ty(v)).collect();
-    let out_types = op.infer(&types, &[])?;
-    let extents = op.extents();
-    let outputs = d.graph.push_typed(d.name, op.into(), &inputs, &[], out_types, Extents::Static);
-    for (&v, extents) in outputs.iter().zip(extents) {
-        d.graph.values[v.index()].extents = extents;
-    }
-    Ok(outputs)
+    d.graph.push(d.name, op.into(), &inputs, &[])
 }
 
 /// The body in attribute `name`.

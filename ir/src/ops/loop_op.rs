@@ -7,8 +7,8 @@
 //!   Inputs: trip count and condition if they are there, the initial carried values, the outside.
 //! - **Split**: opaque. How often the body runs is known only when it has run.
 //!
-//! Carried values must keep their types from one iteration to the next: then every iteration has
-//! the types that the body was checked with.
+//! A carried value keeps its type from one iteration to the next, and so every iteration has the types
+//! that the body was checked with; or the body takes it as a value of open extents.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::if_op::{body, opaque};
@@ -42,7 +42,12 @@ pub struct Loop {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] =
-    &[DecoderEntry::onnx("Loop", 1, decode_loop)];
+    &[DecoderEntry::onnx("Loop", 1, decode_loop), DecoderEntry::onnx("Scan", 8, decode_scan)];
+
+/// The importer reads a Scan as a Loop.
+fn decode_scan(_: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+    Err(OpError::MissingAttribute { name: "body" })
+}
 
 fn decode_loop(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let body = body(d, "body")?;
@@ -59,14 +64,7 @@ fn decode_loop(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let head = [d.optional(0), d.optional(1)].into_iter().flatten();
     let inputs: Vec<ValueId> = head.chain(inputs).collect();
-    let types: Vec<TensorType> = inputs.iter().map(|&v| d.ty(v)).collect();
-    let out_types = op.infer(&types, &[])?;
-    let extents = op.extents();
-    let outputs = d.graph.push_typed(d.name, op.into(), &inputs, &[], out_types, Extents::Static);
-    for (&v, extents) in outputs.iter().zip(extents) {
-        d.graph.values[v.index()].extents = extents;
-    }
-    Ok(outputs)
+    d.graph.push(d.name, op.into(), &inputs, &[])
 }
 
 impl Loop {
@@ -103,7 +101,8 @@ impl Loop {
             Some(_) => v.extents,
             None => Extents::Dynamic,
         };
-        carried.iter().map(|v| v.extents).chain(scanned.into_iter().map(scan)).collect()
+        let before = self.body.inputs.iter().skip(2).map(|&v| self.body.value(v).extents);
+        before.take(carried.len()).chain(scanned.into_iter().map(scan)).collect()
     }
 
     /// Evaluates, taking from the budget of iterations.
@@ -184,7 +183,8 @@ impl OpDef for Loop {
     ) -> Result<Vec<TensorType>, OpError> {
         let head = usize::from(self.has_trip_count) + usize::from(self.has_condition);
         let body = &self.body;
-        if inputs.len() + 2 != body.inputs.len() + head {
+        let too_few = inputs.len() < head + self.carried;
+        if too_few || inputs.len() + 2 != body.inputs.len() + head {
             let expected = (body.inputs.len() + head).saturating_sub(2).to_string();
             return Err(OpError::InputCount { expected, found: inputs.len() });
         }
@@ -204,16 +204,25 @@ impl OpDef for Loop {
             )));
         }
         let (carried, scanned) = self.results();
-        for (i, (value, before)) in carried.iter().zip(&inputs[head..]).enumerate() {
-            if value.ty.dtype != before.dtype {
-                return Err(OpError::TypeMismatch { lhs: before.dtype, rhs: value.ty.dtype });
+        let mut types = Vec::with_capacity(body.outputs.len());
+        for (i, value) in carried.iter().enumerate() {
+            let (before, taken) = (&inputs[head + i], body.value(body.inputs[2 + i]));
+            for dtype in [taken.ty.dtype, value.ty.dtype] {
+                if dtype != before.dtype {
+                    return Err(OpError::TypeMismatch { lhs: before.dtype, rhs: dtype });
+                }
+            }
+            if taken.extents == Extents::Dynamic {
+                types.push(TensorType::new(before.dtype, []));
+                continue;
             }
             if value.ty != *before || value.extents == Extents::Dynamic {
-                return Err(OpError::Unsupported(format!(
+                return Err(OpError::Invalid(format!(
                     "carried value {i} is {before} before an iteration and {} after it",
                     value.ty
                 )));
             }
+            types.push(before.clone());
         }
         let scan = |v: &&Value| match (self.iterations, v.extents) {
             (Some(n), Extents::Static) => {
@@ -221,7 +230,8 @@ impl OpDef for Loop {
             }
             _ => TensorType::new(v.ty.dtype, []),
         };
-        Ok(carried.iter().map(|v| v.ty.clone()).chain(scanned.iter().map(scan)).collect())
+        types.extend(scanned.iter().map(scan));
+        Ok(types)
     }
 
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {

@@ -5,7 +5,7 @@
 //!   channels.
 //! - **Split**: channels stay whole, all other dimensions are parallel.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::{Lanes, floats};
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
@@ -31,7 +31,7 @@ pub struct Lrn {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("LRN", 1, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("LRN", 1, decode).results(&[ResultType::SameAs(0)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let size = d.int("size")?.ok_or(OpError::MissingAttribute { name: "size" })?;

@@ -73,6 +73,7 @@ impl OpDef for Map {
                     rule.linear([0]);
                     rule.linear([1]);
                 }
+                ScalarFn::Gated(_) => rule.linear([1]),
                 ScalarFn::Where => rule.linear([1, 2]),
                 _ => {}
             }

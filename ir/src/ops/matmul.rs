@@ -31,7 +31,13 @@ pub struct MatMul {
 pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("MatMul", 1, decode)];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
-    let (mut a, mut b) = (d.input(0)?, d.input(1)?);
+    let (a, b) = (d.input(0)?, d.input(1)?);
+    Ok(vec![product(d, a, b)?])
+}
+
+/// The product of two values as NumPy defines it: vectors become matrices and lose the dimension
+/// again.
+pub fn product(d: &mut Decoder<'_>, mut a: ValueId, mut b: ValueId) -> Result<ValueId, OpError> {
     let (rank_a, rank_b) = (d.shape(a).len(), d.shape(b).len());
     for (index, rank) in [rank_a, rank_b].into_iter().enumerate() {
         if rank == 0 {
@@ -54,7 +60,7 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     if rank_a == 1 {
         shape.remove(shape.len() - if rank_b == 1 { 1 } else { 2 });
     }
-    Ok(vec![d.reshape(product, shape)?])
+    d.reshape(product, shape)
 }
 
 /// The extents of a product.

@@ -11,6 +11,7 @@
 pub mod decode;
 pub mod equation;
 pub mod factors;
+pub mod heads;
 pub mod lanes;
 pub mod scatter;
 pub mod window;
@@ -19,7 +20,7 @@ pub mod work;
 pub use decode::{Decoder, DecoderEntry, ResultType};
 pub use work::{Work, WorkKind};
 
-use crate::graph::TensorType;
+use crate::graph::{Extents, Graph, TensorType};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
 use crate::{DType, EvalError, OpError, Tensor};
@@ -100,21 +101,38 @@ op_table! {
         // Contractions.
         matmul::MatMul,
         einsum::Einsum,
+        attention::Attention,
+        mixture_of_experts::MixtureOfExperts,
         conv::Conv,
+        conv_transpose::ConvTranspose,
         // Elementwise.
         map::Map,
+        bit_cast::BitCast,
         fill::Fill,
         range::Range,
+        uniform::Uniform,
         expand::Expand,
         trilu::Trilu,
+        rotary_embedding::RotaryEmbedding,
         // Reductions and normalisation.
         reduce::Reduce,
         arg_reduce::ArgReduce,
         cumsum::CumSum,
+        cum_prod::CumProd,
+        linear_recurrence::LinearRecurrence,
+        det::Det,
+        tf_idf::TfIdf,
         top_k::TopK,
         softmax::Softmax,
         normalize::Normalize,
+        group_norm::GroupNorm,
         pool::Pool,
+        arg_pool::ArgPool,
+        roi_align::RoiAlign,
+        resize::Resize,
+        grid_sample::GridSample,
+        dft::Dft,
+        recurrence::Recurrence,
         lrn::Lrn,
         // Layout.
         reshape::Reshape,
@@ -122,6 +140,8 @@ op_table! {
         concat::Concat,
         slice::Slice,
         pad::Pad,
+        frames::Frames,
+        reverse_sequence::ReverseSequence,
         // Indexing.
         gather::Gather,
         gather_elements::GatherElements,
@@ -130,22 +150,83 @@ op_table! {
         gather_nd::GatherNd,
         // Control flow.
         if_op::If,
-        loop_op::Loop;
+        loop_op::Loop,
+        // Whatever only the run can decode.
+        deferred::Deferred;
     // Files that only decode: ONNX operators that are made of the ops above.
     composites:
         activation,
-        attention,
+        affine_grid,
         batch_norm,
+        bias,
+        causal_conv,
+        center_crop_pad,
+        col2im,
+        compress,
         constant,
+        deform_conv,
+        depth_space,
+        dropout,
         elementwise,
+        embed_layer_norm,
+        eye_like,
+        fused_attention,
+        fused_conv,
+        fused_experts,
         gemm,
-        group_norm,
+        group_query_attention,
+        hardmax,
+        loss,
+        lp_normalization,
+        lp_pool,
+        mat_mul_n_bits,
+        max_unpool,
+        mean_variance,
+        nhwc_group_norm,
+        non_max_suppression,
+        non_zero,
         one_hot,
-        rotary_embedding,
-        tile;
+        onnx_attention,
+        quantize,
+        quantized,
+        recurrent,
+        resize_decode,
+        sequence,
+        signal,
+        tensor_scatter,
+        tile,
+        unique;
+}
+
+/// The entry that decodes an ONNX operator of this version.
+pub fn decoder(domain: &str, name: &str, version: i64) -> Option<&'static DecoderEntry> {
+    decoders()
+        .filter(|e| e.domain == domain && e.name == name && e.since <= version)
+        .max_by_key(|e| e.since)
 }
 
 impl Op {
+    /// For each output whether its extents are facts, if the op is one that leaves extents open. Only
+    /// such ops take operands whose extents are open.
+    pub fn extents(&self) -> Option<Vec<Extents>> {
+        match self {
+            Self::If(op) => Some(op.extents()),
+            Self::Loop(op) => Some(op.extents()),
+            Self::Deferred(op) => Some(op.extents()),
+            _ => None,
+        }
+    }
+
+    /// The graphs that the op holds. Their depth is bounded where they are read.
+    pub fn bodies(&self) -> Vec<&Graph> {
+        match self {
+            Self::If(op) => vec![&op.then_branch, &op.else_branch],
+            Self::Loop(op) => vec![&op.body],
+            Self::Deferred(op) => op.bodies().collect(),
+            _ => vec![],
+        }
+    }
+
     /// See [`OpDef::infer`].
     pub fn infer(
         &self,
@@ -170,9 +251,23 @@ impl Op {
         self.def().work(inputs, outputs)
     }
 
-    /// See [`OpDef::eval`].
+    /// See [`OpDef::eval`]. Results without elements are made without it: their other extents may be
+    /// so large that no loop over them would end.
     pub fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        if inputs.iter().any(|t| t.is_empty())
+            && let Some(types) = self.types_without_elements(inputs)
+        {
+            return types.into_iter().map(Tensor::zeros).collect();
+        }
         self.def().eval(inputs)
+    }
+
+    /// The types of the results on these operands, if none has an element.
+    fn types_without_elements(&self, inputs: &[&Tensor]) -> Option<Vec<TensorType>> {
+        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+        let known: Vec<Option<&Tensor>> = inputs.iter().map(|t| Some(*t)).collect();
+        let results = self.def().infer(&types, &known).ok()?;
+        results.iter().all(|ty| ty.elements() == 0).then_some(results)
     }
 
     /// See [`OpDef::lower`].

@@ -62,7 +62,7 @@ fn decode_skip(d: &mut Decoder<'_>, rms: bool) -> Outputs {
         x = d.map(F::Add, &[x, bias])?;
     }
     let axis = d.ty(x).axis(-1)?;
-    let norm = Normalize { axis, epsilon: d.float_or("epsilon", 1e-5)?, rms };
+    let norm = Normalize { axis, epsilon: d.float_or("epsilon", 1e-12)?, rms };
     let scale = d.input(2)?;
     let mut outputs = vec![normalize(d, &norm, x, scale, beta)?];
     if d.outputs > 1 {
@@ -79,7 +79,7 @@ fn decode_skip(d: &mut Decoder<'_>, rms: bool) -> Outputs {
 
 /// The normalised value. A scale or bias of other than the normalised extents is brought to them if
 /// it can be; one that also varies along other dimensions is applied by elementwise ops.
-fn normalize(
+pub(super) fn normalize(
     d: &mut Decoder<'_>,
     norm: &Normalize,
     x: ValueId,

@@ -5,13 +5,13 @@
 //!   `values[1]`, the others are `values[0]`; an index out of range sets none. So it splits as
 //!   elementwise ops do.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use crate::graph::{TensorType, ValueId, resolve_axis};
 use crate::scalar::ScalarFn as F;
 use crate::{DType, OpError, Tensor};
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("OneHot", 9, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("OneHot", 9, decode).results(&[ResultType::ElementOf(2)])];
 
 /// The largest depth: its range becomes a constant.
 const MAX_DEPTH: u64 = 1 << 20;

@@ -1,16 +1,18 @@
 //! Pooling over spatial windows.
 //!
-//! - **ONNX**: MaxPool (since 1; without the indices output), AveragePool (since 1).
+//! - **ONNX**: MaxPool (since 1; its indices are an [`ArgPool`]), AveragePool (since 1).
 //! - **Semantics**: the largest element, or the mean, of the window's elements inside the input.
 //!   With `AverageWithPadding` the padding counts as zeros, but what a rounded-up last window
 //!   covers beyond the padding does not. The largest of no elements is the type's lowest value.
 //! - **Split**: samples and channels are parallel, spatial dimensions stay whole. Means are linear.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::arg_pool::ArgPool;
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::reduce::neutral;
 use super::{OpDef, Work, expect_inputs, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, PoolKind, Window};
+use crate::scalar::ScalarFn;
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
 use crate::tensor::unravel;
 use crate::{DType, EvalError, OpError, Tensor};
@@ -31,7 +33,7 @@ pub struct Pool {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
-    DecoderEntry::onnx("MaxPool", 1, |d| decode(d, PoolKind::Max)),
+    DecoderEntry::onnx("MaxPool", 1, |d| decode(d, PoolKind::Max)).results(&[ResultType::ElementOf(0), ResultType::Element(DType::I64)]),
     DecoderEntry::onnx("AveragePool", 1, |d| {
         let padding = d.int_or("count_include_pad", 0)? != 0;
         decode(d, if padding { PoolKind::AverageWithPadding } else { PoolKind::Average })
@@ -39,28 +41,36 @@ pub const DECODERS: &[DecoderEntry] = &[
 ];
 
 fn decode(d: &mut Decoder<'_>, kind: PoolKind) -> Result<Vec<ValueId>, OpError> {
-    if d.outputs > 1 {
-        return Err(OpError::Unsupported("the indices that MaxPool can return".into()));
-    }
     let x = d.input(0)?;
     let ty = d.ty(x);
     check_rank(&ty)?;
-    let bad = |why: String| OpError::BadAttribute { name: "kernel_shape", why };
-    let extents =
-        d.ints("kernel_shape")?.ok_or(OpError::MissingAttribute { name: "kernel_shape" })?;
-    let extents = extents
-        .iter()
-        .map(|&k| u64::try_from(k).map_err(|_| bad(format!("{k} is negative"))))
-        .collect::<Result<Vec<_>, _>>()?;
-    if extents.len() != ty.rank() - 2 {
-        return Err(bad(format!("{extents:?} for an input of type {ty}")));
-    }
+    let extents = kernel_shape(d, ty.rank() - 2)?;
     let window = window::decode(d, &ty.shape[2..], &extents)?;
     let ceil = d.int_or("ceil_mode", 0)? != 0;
-    Ok(vec![d.push(Pool { kind, extents, window, ceil }, &[x])?])
+    let pool = Pool { kind, extents, window, ceil };
+    let values = d.push(pool.clone(), &[x])?;
+    if d.outputs < 2 {
+        return Ok(vec![values]);
+    }
+    let places = ArgPool { pool, column_major: d.int_or("storage_order", 0)? != 0 };
+    let mut places = d.push(places, &[x])?;
+    // Places are numbered within planes, ONNX's within the whole input.
+    let (channels, area) = (ty.shape[1], elements(&ty.shape[2..]));
+    for (axis, step) in [(0, channels.saturating_mul(area)), (1, area)] {
+        let begins = d.count(ty.shape[axis], step, axis, ty.rank())?;
+        places = d.map(ScalarFn::Add, &[places, begins])?;
+    }
+    Ok(vec![values, places])
 }
 
-fn check_rank(ty: &TensorType) -> Result<(), OpError> {
+/// The attribute `kernel_shape`.
+pub fn kernel_shape(d: &Decoder<'_>, rank: usize) -> Result<Vec<u64>, OpError> {
+    let extents = window::extents(d, "kernel_shape", rank)?;
+    extents.ok_or(OpError::MissingAttribute { name: "kernel_shape" })
+}
+
+/// Checks that there are samples, channels, and not too many spatial dimensions.
+pub fn check_rank(ty: &TensorType) -> Result<(), OpError> {
     if ty.rank() < 3 || ty.rank() > 2 + window::MAX_SPATIAL {
         return Err(OpError::Rank { index: 0, found: ty.rank(), expected: "3 to 5".into() });
     }
@@ -68,14 +78,15 @@ fn check_rank(ty: &TensorType) -> Result<(), OpError> {
 }
 
 impl Pool {
-    fn shape(&self, x: &[u64]) -> Result<Vec<u64>, OpError> {
+    /// The result's extents.
+    pub(super) fn shape(&self, x: &[u64]) -> Result<Vec<u64>, OpError> {
         let spatial = window::output(&x[2..], &self.extents, &self.window, self.ceil)?;
         Ok([&x[..2], &spatial].concat())
     }
 
     /// The elements of a result of type `ty`: `f` of the indices that each window covers in an input
     /// of these extents, and of how many elements a mean divides by.
-    fn combine<T: Clone + Default>(
+    pub(super) fn combine<T: Clone + Default>(
         &self,
         from: &[u64],
         ty: &TensorType,

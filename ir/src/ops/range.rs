@@ -63,6 +63,24 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     Ok(vec![d.push(Range { dtype, start, limit, delta }, &[])?])
 }
 
+/// `start`, `start + 1`, … along one dimension of a tensor of this rank, as 64-bit integers; a
+/// constant if there are few.
+pub fn along(
+    d: &mut Decoder<'_>,
+    start: i64,
+    count: u64,
+    axis: usize,
+    rank: usize,
+) -> Result<ValueId, OpError> {
+    let limit = i64::try_from(i128::from(start) + i128::from(count))
+        .map_err(|_| OpError::Invalid(format!("counts {count} numbers from {start}")))?;
+    let [start, limit, delta] = [start, limit, 1].map(Scalar::Int);
+    let numbers = d.push(Range { dtype: DType::I64, start, limit, delta }, &[])?;
+    let mut shape = vec![1; rank];
+    shape[axis] = count;
+    d.reshape(numbers, shape)
+}
+
 impl Range {
     fn numbers(&self) -> Result<Numbers, OpError> {
         match [self.start, self.limit, self.delta] {

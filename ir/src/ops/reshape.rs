@@ -5,7 +5,7 @@
 //! - **Split**: extents are decomposed into common factors: `(b s) h -> b s h`. Where the two sides
 //!   have no common boundary, the rest of the group stays whole.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::{OpDef, Work, expect_inputs};
 use crate::graph::{TensorType, ValueId, elements, resolve_axis};
 use crate::program::Kernel;
@@ -22,7 +22,7 @@ pub struct Reshape {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
-    DecoderEntry::onnx("Reshape", 5, decode_reshape),
+    DecoderEntry::onnx("Reshape", 5, decode_reshape).results(&[ResultType::ShapedBy(1)]),
     DecoderEntry::onnx("Flatten", 1, decode_flatten),
     DecoderEntry::onnx("Squeeze", 1, decode_squeeze),
     DecoderEntry::onnx("Unsqueeze", 1, decode_unsqueeze),

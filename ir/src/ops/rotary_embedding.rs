@@ -1,19 +1,40 @@
-//! Rotary position embedding, decoded into slices, elementwise ops and concatenation.
+//! Rotary position embedding.
 //!
-//! - **ONNX**: RotaryEmbedding (since 23).
-//! - **Semantics**: pairs of each head's elements are rotated by the angle of their position: `x₁
-//!   cos - x₂ sin`, `x₁ sin + x₂ cos`. A pair is one element of each half, or two neighbours if
-//!   interleaved.
+//! - **ONNX**: RotaryEmbedding (since 23; heads apart or not, part of a head, tables with positions);
+//!   com.microsoft RotaryEmbedding.
+//! - **Semantics**: pairs of elements of the last dimension are rotated by the angle of their position:
+//!   `x₁ cos - x₂ sin`, `x₂ cos + x₁ sin`. A pair is one element of each half, or two neighbours if
+//!   interleaved. Cosines and sines broadcast to x, except that their last extent is that of x (one an
+//!   element) or half of it (one a pair).
+//! - **Split**: the last dimension stays whole, the others are parallel.
 
 use super::concat::Concat;
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Attribute, Decoder, DecoderEntry};
+use super::fused_attention::refuse;
 use super::gather::Gather;
-use crate::OpError;
-use crate::graph::ValueId;
+use super::lanes::floats;
+use super::{
+    OpDef, Work, broadcast, broadcast_index, expect_inputs, factors, heads, range, same_dtype,
+};
+use crate::graph::{TensorType, ValueId};
+use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;
+use crate::sharding::{FactorRule, RuleBuilder};
+use crate::{DType, EvalError, OpError, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// A rotary embedding. Inputs: x, cosines, sines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RotaryEmbedding {
+    /// Pairs are neighbours; else one of each half.
+    pub interleaved: bool,
+}
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("RotaryEmbedding", 23, decode)];
+pub const DECODERS: &[DecoderEntry] = &[
+    DecoderEntry::onnx("RotaryEmbedding", 23, decode),
+    DecoderEntry::microsoft("RotaryEmbedding", decode_microsoft),
+];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = d.input(0)?;
@@ -46,34 +67,87 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
         return Err(bad(format!("{rotated} elements do not form pairs")));
     }
     let [cos, sin] = [angles(d, 1, heads_at, rotated / 2)?, angles(d, 2, heads_at, rotated / 2)?];
-
-    let x = d.reshape(x, apart.clone())?;
-    let turning = d.slice(x, 3, 0, rotated)?;
+    let x = d.reshape(x, apart)?;
     let interleaved = d.int_or("interleaved", 0)? != 0;
-    // Pairs apart: a dimension of 2 behind or before that of the pairs.
-    let (paired, pair_at) =
-        if interleaved { ([rotated / 2, 2], 4) } else { ([2, rotated / 2], 3) };
-    let pairs = d.reshape(turning, [&apart[..3], &paired].concat())?;
-    let half = [&apart[..3], &[rotated / 2]].concat();
-    let [first, second] = [d.slice(pairs, pair_at, 0, 1)?, d.slice(pairs, pair_at, 1, 2)?];
-    let [first, second] = [d.reshape(first, half.clone())?, d.reshape(second, half.clone())?];
-    let rotate = |d: &mut Decoder<'_>, by: ValueId, with: ValueId, f: F| {
-        let (x, y) = (d.map(F::Mul, &[first, by])?, d.map(F::Mul, &[second, with])?);
-        d.map(f, &[x, y])
-    };
-    let real = rotate(d, cos, sin, F::Sub)?;
-    let imaginary = rotate(d, sin, cos, F::Add)?;
-
-    let mut single = half;
-    single.insert(pair_at, 1);
-    let halves = [d.reshape(real, single.clone())?, d.reshape(imaginary, single)?];
-    let joined = d.push(Concat { axis: pair_at }, &halves)?;
-    let mut result = d.reshape(joined, [&apart[..3], &[rotated]].concat())?;
-    if rotated < head {
-        let rest = d.slice(x, 3, rotated, head)?;
-        result = d.push(Concat { axis: 3 }, &[result, rest])?;
-    }
+    let result = rotate(d, x, [cos, sin], rotated, interleaved)?;
     Ok(vec![d.reshape(result, shape)?])
+}
+
+/// ONNX Runtime's: tables always, behind the positions, which may be one to start from; the number of
+/// heads follows from the tables unless only a part of each head is rotated.
+fn decode_microsoft(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
+    refuse(d, &["is_packed_batching"], &[])?;
+    if d.attribute("scale").is_some_and(|scale| *scale != Attribute::Float(1.0)) {
+        return Err(OpError::Unsupported("attribute `scale`".into()));
+    }
+    let (x, positions, cos) = (d.input(0)?, d.input(1)?, d.input(2)?);
+    let [_, pairs] = d.shape(cos)[..] else {
+        return Err(OpError::Rank { index: 2, found: d.ty(cos).rank(), expected: "2".into() });
+    };
+    let rotated = pairs.saturating_mul(2);
+    let shape = d.shape(x);
+    let apart = match shape[..] {
+        [_, _, _, _] => x,
+        [_, _, hidden] => {
+            let heads = match d.int_or("num_heads", 0)? {
+                0 => hidden.checked_div(rotated).unwrap_or(0),
+                n => u64::try_from(n).unwrap_or(0),
+            };
+            if heads == 0 {
+                let why = format!("there are no heads in {hidden} elements");
+                return Err(OpError::BadAttribute { name: "num_heads", why });
+            }
+            heads::apart(d, x, heads)?
+        }
+        _ => {
+            return Err(OpError::Rank { index: 0, found: shape.len(), expected: "3 or 4".into() });
+        }
+    };
+    let of_heads = d.shape(apart);
+    if rotated > of_heads[3] {
+        let why = "there are no more angles than pairs of a head";
+        return Err(OpError::ShapeMismatch { lhs: of_heads, rhs: d.shape(cos), why });
+    }
+    let positions = match d.shape(positions)[..] {
+        [1] => {
+            let first = d.cast(positions, DType::I64)?;
+            let steps = range::along(d, 0, of_heads[2], 1, 2)?;
+            d.map(F::Add, &[first, steps])?
+        }
+        [_, _] => positions,
+        ref other => {
+            return Err(OpError::Rank { index: 1, found: other.len(), expected: "1 or 2".into() });
+        }
+    };
+    let mut angles = [cos, d.input(3)?];
+    for table in &mut angles {
+        let rows = d.push(Gather { axis: 0 }, &[*table, positions])?;
+        let mut one_for_all_heads = d.shape(rows);
+        one_for_all_heads.insert(1, 1);
+        *table = d.reshape(rows, one_for_all_heads)?;
+    }
+    let interleaved = d.int_or("interleaved", 0)? != 0;
+    let result = rotate(d, apart, angles, rotated, interleaved)?;
+    Ok(vec![if shape.len() == 4 { result } else { heads::joined(d, result)? }])
+}
+
+/// Rotates the first `rotated` elements of each head of `x`, which has four dimensions; the others
+/// pass. Cosines and sines, one a pair, broadcast to the pairs of `x`.
+pub(super) fn rotate(
+    d: &mut Decoder<'_>,
+    x: ValueId,
+    [cos, sin]: [ValueId; 2],
+    rotated: u64,
+    interleaved: bool,
+) -> Result<ValueId, OpError> {
+    let head = d.shape(x)[3];
+    let turning = d.slice(x, 3, 0, rotated)?;
+    let result = d.push(RotaryEmbedding { interleaved }, &[turning, cos, sin])?;
+    if rotated == head {
+        return Ok(result);
+    }
+    let rest = d.slice(x, 3, rotated, head)?;
+    d.push(Concat { axis: 3 }, &[result, rest])
 }
 
 /// Cosines or sines, one for each position and pair, with a dimension of 1 for the heads. With
@@ -99,4 +173,104 @@ fn angles(
     }
     shape.insert(heads_at, 1);
     d.reshape(angles, shape)
+}
+
+impl RotaryEmbedding {
+    /// The other element of a pair, and whether `i` is the pair's second, of `n` elements.
+    pub const fn partner(&self, i: usize, n: usize) -> (usize, bool) {
+        if self.interleaved {
+            (i ^ 1, i % 2 == 1)
+        } else if i < n / 2 {
+            (i + n / 2, false)
+        } else {
+            (i - n / 2, true)
+        }
+    }
+
+    /// Where among `m` angles that of element `i` of `n` stands.
+    pub const fn angle(&self, i: usize, n: usize, m: usize) -> usize {
+        if m == n {
+            i
+        } else if self.interleaved {
+            i / 2
+        } else {
+            i % (n / 2)
+        }
+    }
+}
+
+impl OpDef for RotaryEmbedding {
+    fn infer(
+        &self,
+        inputs: &[TensorType],
+        _: &[Option<&Tensor>],
+    ) -> Result<Vec<TensorType>, OpError> {
+        expect_inputs(inputs, 3)?;
+        let x = &inputs[0];
+        if !x.dtype.is_float() {
+            return Err(OpError::UnsupportedType { found: x.dtype });
+        }
+        let Some((&n, outer)) = x.shape.split_last().filter(|(n, _)| *n % 2 == 0) else {
+            let expected = "1 or more, an even number of elements last".into();
+            return Err(OpError::Rank { index: 0, found: x.rank(), expected });
+        };
+        for t in &inputs[1..] {
+            same_dtype(x, t)?;
+            let fits = t.shape.split_last().is_some_and(|(&m, rest)| {
+                (m == n || m * 2 == n) && broadcast(outer, rest).is_ok_and(|s| s == outer)
+            });
+            if !fits {
+                return Err(OpError::ShapeMismatch {
+                    lhs: x.shape.clone(),
+                    rhs: t.shape.clone(),
+                    why: "cosines and sines broadcast to the operand, one an element or a pair",
+                });
+            }
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn rule(&self, inputs: &[TensorType], _: &[TensorType]) -> FactorRule {
+        let mut rule = RuleBuilder::new();
+        let shape = &inputs[0].shape;
+        let last = shape.len() - 1;
+        let dims = factors::dims(&mut rule, shape, |i| i == last);
+        rule.input(dims.iter().copied().map(Some));
+        for t in &inputs[1..] {
+            rule.input(factors::broadcast(t, shape, &dims));
+        }
+        rule.output(dims.iter().copied().map(Some));
+        rule.linear([0]);
+        rule.build()
+    }
+
+    fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
+        Work::memory(inputs, outputs, 3.0)
+    }
+
+    fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let x = inputs[0].to_f64s();
+        let shape = inputs[0].shape();
+        let n = shape.last().map_or(1, |&n| n as usize).max(1);
+        let outer = &shape[..shape.len() - 1];
+        let [cos, sin] = [inputs[1], inputs[2]].map(|t| {
+            let (m, rest) = t.shape().split_last().map_or((1, &[][..]), |(&m, r)| (m as usize, r));
+            move |row: usize, i: usize| {
+                t.f64_at(broadcast_index(rest, outer, row) * m + self.angle(i, n, m))
+            }
+        });
+        let rotated: Vec<f64> = (0..x.len())
+            .map(|at| {
+                let (row, i) = (at / n, at % n);
+                let (other, second) = self.partner(i, n);
+                let across = x[row * n + other] * sin(row, i);
+                x[at] * cos(row, i) + if second { across } else { -across }
+            })
+            .collect();
+        Ok(vec![floats(inputs[0].ty(), shape, &rotated)?])
+    }
+
+    fn lower(&self) -> Kernel {
+        Kernel::RotaryEmbedding { interleaved: self.interleaved }
+    }
 }

@@ -6,7 +6,7 @@
 //! - **Split**: the dimension stays whole, as do those where data and indices differ; the others
 //!   are parallel. Setting and adding are linear in data and updates together.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::gather_elements::{check, targets};
 use super::scatter::Update;
 use super::{OpDef, Work, expect_inputs, factors, same_dtype};
@@ -27,8 +27,8 @@ pub struct ScatterElements {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
-    DecoderEntry::onnx("ScatterElements", 11, decode),
-    DecoderEntry::onnx("Scatter", 9, decode),
+    DecoderEntry::onnx("ScatterElements", 11, decode).results(&[ResultType::SameAs(0)]),
+    DecoderEntry::onnx("Scatter", 9, decode).results(&[ResultType::SameAs(0)]),
 ];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {

@@ -6,7 +6,7 @@
 //! - **Split**: `v.. r.., i.. q, i.. r.. -> v.. r..`; all but `r` stay whole. Setting and adding
 //!   are linear in data and updates together.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::index;
 use super::scatter::Update;
 use super::{OpDef, Work, expect_inputs, factors, same_dtype};
@@ -24,7 +24,7 @@ pub struct ScatterNd {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("ScatterND", 11, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("ScatterND", 11, decode).results(&[ResultType::SameAs(0)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let inputs = [d.input(0)?, d.input(1)?, d.input(2)?];

@@ -4,7 +4,7 @@
 //! - **Semantics**: `exp(x - max) / Σ exp(x - max)` along a dimension.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::{Lanes, floats};
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId, elements};
@@ -24,8 +24,8 @@ pub struct Softmax {
 
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] = &[
-    DecoderEntry::onnx("Softmax", 1, |d| decode(d, false)),
-    DecoderEntry::onnx("LogSoftmax", 1, |d| decode(d, true)),
+    DecoderEntry::onnx("Softmax", 1, |d| decode(d, false)).results(&[ResultType::SameAs(0)]),
+    DecoderEntry::onnx("LogSoftmax", 1, |d| decode(d, true)).results(&[ResultType::SameAs(0)]),
 ];
 
 fn decode(d: &mut Decoder<'_>, log: bool) -> Result<Vec<ValueId>, OpError> {

@@ -5,7 +5,7 @@
 //!   indices; of equal elements the one with the lower index comes first.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
@@ -27,7 +27,7 @@ pub struct TopK {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("TopK", 1, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("TopK", 1, decode).results(&[ResultType::ElementOf(0), ResultType::Element(DType::I64)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let x = d.input(0)?;

@@ -4,7 +4,7 @@
 //! - **Semantics**: elements beyond the `k`-th diagonal are kept, the others are 0.
 //! - **Split**: the matrix stays whole, leading dimensions are parallel. Linear.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::pick;
 use super::{OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
@@ -23,7 +23,7 @@ pub struct Trilu {
 }
 
 /// ONNX operators decoded here.
-pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("Trilu", 14, decode)];
+pub const DECODERS: &[DecoderEntry] = &[DecoderEntry::onnx("Trilu", 14, decode).results(&[ResultType::SameAs(0)])];
 
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let k = d.optional_ints(1, "it names the diagonal")?.unwrap_or_default();

@@ -7,10 +7,69 @@ use crate::program::Window;
 /// Largest number of spatial dimensions.
 pub const MAX_SPATIAL: usize = 3;
 
+/// How padding is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoPad {
+    /// As the attribute `pads` says.
+    Explicit,
+    /// None.
+    Valid,
+    /// As much as it takes to keep the extent (divided by the stride), more of it behind.
+    SameUpper,
+    /// The same, more of it in front.
+    SameLower,
+}
+
+impl AutoPad {
+    /// Reads the attribute `auto_pad`.
+    pub fn decode(d: &Decoder<'_>) -> Result<Self, OpError> {
+        Ok(match d.string_or("auto_pad", "NOTSET")?.as_str() {
+            "NOTSET" | "" => Self::Explicit,
+            "VALID" => Self::Valid,
+            "SAME_UPPER" => Self::SameUpper,
+            "SAME_LOWER" => Self::SameLower,
+            other => {
+                let why = format!("{other:?} is none of NOTSET, VALID, SAME_UPPER, SAME_LOWER");
+                return Err(OpError::BadAttribute { name: "auto_pad", why });
+            }
+        })
+    }
+
+    /// Padding in front and behind that is this much together.
+    pub const fn divide(self, total: u64) -> (u64, u64) {
+        let (small, large) = (total / 2, total.div_ceil(2));
+        if matches!(self, Self::SameUpper) { (small, large) } else { (large, small) }
+    }
+}
+
 /// Reads strides, dilations and padding of a window of these extents over an input of these
 /// spatial extents. `auto_pad` is resolved into numbers.
 pub fn decode(d: &Decoder<'_>, spatial: &[u64], extents: &[u64]) -> Result<Window, OpError> {
-    let rank = spatial.len();
+    let mut window = explicit(d, spatial.len())?;
+    let auto = AutoPad::decode(d)?;
+    for i in 0..spatial.len() {
+        (window.before[i], window.after[i]) = match auto {
+            AutoPad::Explicit => continue,
+            AutoPad::Valid => (0, 0),
+            AutoPad::SameUpper | AutoPad::SameLower => {
+                let stride = window.strides[i];
+                let out = u128::from(spatial[i].div_ceil(stride));
+                let reach = reach(extents[i], window.dilations[i]);
+                let needed = out.saturating_sub(1) * u128::from(stride) + reach;
+                let total = needed.saturating_sub(u128::from(spatial[i]));
+                let total = u64::try_from(total).map_err(|_| OpError::BadAttribute {
+                    name: "auto_pad",
+                    why: format!("would pad axis {i} by {total}"),
+                })?;
+                auto.divide(total)
+            }
+        };
+    }
+    Ok(window)
+}
+
+/// Strides, dilations and padding as the attributes give them, whatever `auto_pad` says.
+pub fn explicit(d: &Decoder<'_>, rank: usize) -> Result<Window, OpError> {
     let positive = |name: &'static str| -> Result<Vec<u64>, OpError> {
         let list = d.ints(name)?.unwrap_or_else(|| vec![1; rank]);
         let checked: Option<Vec<u64>> =
@@ -21,42 +80,28 @@ pub fn decode(d: &Decoder<'_>, spatial: &[u64], extents: &[u64]) -> Result<Windo
         })
     };
     let (strides, dilations) = (positive("strides")?, positive("dilations")?);
-    let pads = d.ints("pads")?.unwrap_or_else(|| vec![0; 2 * rank]);
-    let pads: Option<Vec<u64>> = pads.iter().map(|&p| u64::try_from(p).ok()).collect();
-    let pads = pads.filter(|p| p.len() == 2 * rank).ok_or_else(|| OpError::BadAttribute {
-        name: "pads",
-        why: format!("expected {} numbers, none negative", 2 * rank),
-    })?;
-    let (mut before, mut after) = (pads[..rank].to_vec(), pads[rank..].to_vec());
-    let auto = d.string_or("auto_pad", "NOTSET")?;
-    match auto.as_str() {
-        "NOTSET" | "" => {}
-        "VALID" => (before, after) = (vec![0; rank], vec![0; rank]),
-        "SAME_UPPER" | "SAME_LOWER" => {
-            for i in 0..rank {
-                let out = u128::from(spatial[i].div_ceil(strides[i]));
-                let reach = reach(extents[i], dilations[i]);
-                let needed = out.saturating_sub(1) * u128::from(strides[i]) + reach;
-                let total = needed.saturating_sub(u128::from(spatial[i]));
-                let total = u64::try_from(total).map_err(|_| OpError::BadAttribute {
-                    name: "auto_pad",
-                    why: format!("would pad axis {i} by {total}"),
-                })?;
-                let (small, large) = (total / 2, total.div_ceil(2));
-                let lower = auto == "SAME_LOWER";
-                (before[i], after[i]) = if lower { (large, small) } else { (small, large) };
-            }
-        }
-        other => {
-            let why = format!("{other:?} is none of NOTSET, VALID, SAME_UPPER, SAME_LOWER");
-            return Err(OpError::BadAttribute { name: "auto_pad", why });
-        }
-    }
+    let pads = extents(d, "pads", 2 * rank)?.unwrap_or_else(|| vec![0; 2 * rank]);
+    let (before, after) = (pads[..rank].to_vec(), pads[rank..].to_vec());
     Ok(Window { strides, dilations, before, after })
 }
 
+/// The attribute `name`, a list of `count` numbers that are not negative.
+pub fn extents(
+    d: &Decoder<'_>,
+    name: &'static str,
+    count: usize,
+) -> Result<Option<Vec<u64>>, OpError> {
+    let Some(list) = d.ints(name)? else { return Ok(None) };
+    let checked: Option<Vec<u64>> = list.iter().map(|&x| u64::try_from(x).ok()).collect();
+    let checked = checked.filter(|l| l.len() == count).ok_or_else(|| {
+        let why = format!("expected {count} numbers, none negative, found {list:?}");
+        OpError::BadAttribute { name, why }
+    })?;
+    Ok(Some(checked))
+}
+
 /// How far a dilated window reaches.
-fn reach(extent: u64, dilation: u64) -> u128 {
+pub fn reach(extent: u64, dilation: u64) -> u128 {
     u128::from(extent.saturating_sub(1)) * u128::from(dilation) + 1
 }
 
@@ -88,6 +133,35 @@ pub fn output(
             steps = steps.saturating_sub(1);
         }
         u64::try_from(steps + 1).map_err(|_| OpError::Invalid("has a result too large".into()))
+    };
+    (0..rank).map(extent).collect()
+}
+
+/// The spatial extents of which the window's [`output`] is an input of these: what a transposed
+/// convolution makes, with `extra` positions behind that no window reaches.
+pub fn transposed_output(
+    spatial: &[u64],
+    extents: &[u64],
+    window: &Window,
+    extra: &[u64],
+) -> Result<Vec<u64>, OpError> {
+    let rank = spatial.len();
+    let lists = [&window.strides, &window.dilations, &window.before, &window.after];
+    if extents.len() != rank || extra.len() != rank || lists.iter().any(|l| l.len() != rank) {
+        return Err(OpError::Invalid(format!("has {rank} spatial dimensions, its window others")));
+    }
+    if [spatial, extents, &window.strides, &window.dilations].iter().any(|l| l.contains(&0)) {
+        return Err(OpError::Invalid("has an empty input or window, or a stride of 0".into()));
+    }
+    let extent = |i: usize| {
+        let last = u128::from(window.strides[i]) * u128::from(spatial[i] - 1);
+        let padding = u128::from(window.before[i]) + u128::from(window.after[i]);
+        let reach = last + reach(extents[i], window.dilations[i]) + u128::from(extra[i]);
+        let extent = reach.checked_sub(padding).and_then(|n| u64::try_from(n).ok());
+        extent.ok_or_else(|| {
+            let why = format!("has no result along spatial axis {i}: {reach} less {padding}");
+            OpError::Invalid(why)
+        })
     };
     (0..rank).map(extent).collect()
 }

@@ -27,10 +27,31 @@ pub enum WorkKind {
         /// Input channels of a group × window.
         k: u64,
     },
+    /// Attention: for each of `batch` heads `[queries, depth] · [depth, keys]`, a softmax, and
+    /// `[queries, keys] · [keys, width]`. The scores stay on the chip.
+    Attention {
+        /// Independent heads.
+        batch: u64,
+        /// Queries of a head.
+        queries: u64,
+        /// Keys of a head.
+        keys: u64,
+        /// Elements of a query and of a key.
+        depth: u64,
+        /// Elements of a value.
+        width: u64,
+    },
     /// Bounded by memory traffic.
     Memory,
     /// Changes only the description of its input: no kernel runs.
     View,
+}
+
+impl WorkKind {
+    /// Whether it is dominated by multiply-adds of matrices.
+    pub const fn is_matrix(self) -> bool {
+        matches!(self, Self::Matmul { .. } | Self::Conv { .. } | Self::Attention { .. })
+    }
 }
 
 /// Arithmetic and traffic of one application of an op.

@@ -5,6 +5,8 @@
 //! ([`Local::start`](super::Local)).
 
 use crate::ops::Op;
+use crate::ops::attention::Attention;
+use crate::ops::mixture_of_experts::MixtureOfExperts;
 use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use serde::{Deserialize, Serialize};
@@ -87,6 +89,17 @@ pub enum Kernel {
         epsilon: f32,
         /// RMS instead of layer norm.
         rms: bool,
+    },
+    /// Scaled dot-product attention; see the op. Under a split of queries, causality counts from the
+    /// position of the rank's first query.
+    Attention(Attention),
+    /// A layer of experts; see the op. Indices are global; experts outside the local part of the weights
+    /// yield 0, so that experts split over ranks give partial sums.
+    MixtureOfExperts(MixtureOfExperts),
+    /// Rotary position embedding of `[.., d]`. Inputs: x, cosines, sines.
+    RotaryEmbedding {
+        /// Pairs are neighbours; else one of each half.
+        interleaved: bool,
     },
     /// Convolution of `[N, C, spatial..]` with `[M, C / groups, window..]`, no bias.
     Conv {

@@ -39,8 +39,8 @@ pub struct Buffer {
     /// How it is split.
     pub sharding: Sharding,
     /// Whether its extents are only known when the program runs. A dynamic buffer is whole on every
-    /// rank and has no place in the arena; its type says the element type alone (its rank is 0). A
-    /// reference kernel writes it, and only the caller reads it, as an output.
+    /// rank and has no place in the arena; its type says the element type alone (its rank is 0).
+    /// Reference kernels of ops that leave extents open write and read it, and the caller may.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,
     /// Where it lies in the rank's arena.

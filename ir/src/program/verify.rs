@@ -15,8 +15,9 @@
 //!    results are what it then yields, in number, element type and extents; attributes are in range.
 //! 9. **Storage**: buffers that are live at once do not overlap in the arena. Only the result of a
 //!    `copy` may lie where its input lies; the two then are one storage, live while either is.
-//! 10. **Dynamic buffers** are of rank 0 and whole; only reference kernels fill them, and only the
-//!     program's outputs name them.
+//! 10. **Dynamic buffers** are of rank 0 and whole; only reference kernels of ops that leave extents
+//!     open fill and read them, and the program's outputs name them. The operands of a deferred
+//!     operator are whole, since it looks at extents only when it runs.
 //!
 //! That a program computes what the model says does not follow; comparing its results with the
 //! reference evaluation shows that.
@@ -70,10 +71,12 @@ pub enum Finding {
     #[error("{buffer} is dynamic, but {ty} has extents or it is not whole on every rank")]
     DynamicType { buffer: Label, ty: TensorType },
     #[error(
-        "{place}: names {buffer}, which is dynamic: a reference kernel has to fill it, and nothing \
-         but an output may read it"
+        "{place}: names {buffer}, which is dynamic: only a reference kernel of an op that leaves \
+         extents open fills or reads it"
     )]
     DynamicUse { place: Place, buffer: Label },
+    #[error("{place}: {buffer} is an operand of a deferred operator, but not whole on every rank")]
+    SplitOperand { place: Place, buffer: Label },
     #[error("{place}: {buffer} overlaps {other} in the arena, which is live")]
     Overlap { place: Place, buffer: Label, other: Label },
 }

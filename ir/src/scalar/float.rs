@@ -69,6 +69,7 @@ impl ScalarFn {
                 let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
                 0.5 * x * (1.0 + inner.tanh())
             }
+            F::Swish { alpha } => x * sigmoid(f64::from(alpha) * x),
             F::Shrink { bias, lambd } => {
                 let (bias, lambd) = (f64::from(bias), f64::from(lambd));
                 if x < -lambd {
@@ -102,6 +103,7 @@ impl ScalarFn {
             F::Greater => truth(x > y),
             F::GreaterOrEqual => truth(x >= y),
             F::PRelu => below_zero(x, x * y),
+            F::Gated(activation) => activation.function().apply(&[x]) * y,
             F::Clip => clip(x, y, arg(2)),
             F::Where if x == 0.0 => arg(2),
             F::Where => y,
@@ -174,6 +176,7 @@ pub fn erf(x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Gate;
     use super::*;
     use ScalarFn as F;
 
@@ -230,6 +233,8 @@ mod tests {
         close(F::HardSwish, &[3.0], 3.0);
         close(F::Celu { alpha: 2.0 }, &[-2.0], 2.0 * (-1f64).exp_m1());
         close(F::Shrink { bias: 0.5, lambd: 1.0 }, &[-2.0], -1.5);
+        close(F::Swish { alpha: 2.0 }, &[0.5], 0.5 / (1.0 + (-1f64).exp()));
+        close(F::Gated(Gate::Silu), &[-1.0, 3.0], -3.0 / (1.0 + 1f64.exp()));
         close(F::Gelu, &[1.0], 0.841_344_746_068_542_9);
         close(F::GeluTanh, &[1.0], 0.841_191_990_608_276_9);
         close(F::Clip, &[5.0, 3.0, 1.0], 1.0);

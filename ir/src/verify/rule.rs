@@ -123,7 +123,8 @@ fn check_operand(
                 return;
             };
             product = product.saturating_mul(f.size);
-            if std::mem::replace(&mut seen[factor.index()], true) {
+            // What no axis splits may stand anywhere.
+            if f.kind != FactorKind::Whole && std::mem::replace(&mut seen[factor.index()], true) {
                 faults.push(RuleFault::FactorTwice { operand: operand.clone(), factor: f.name });
             }
         }

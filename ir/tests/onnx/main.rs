@@ -7,6 +7,7 @@
 
 mod builder;
 mod control;
+mod deferred;
 mod functions;
 mod import;
 mod models;

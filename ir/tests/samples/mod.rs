@@ -2,36 +2,55 @@
 
 use crate::random::Random;
 use planc_ir::ops::Op;
+use planc_ir::ops::arg_pool::ArgPool;
 use planc_ir::ops::arg_reduce::ArgReduce;
+use planc_ir::ops::attention::Attention;
+use planc_ir::ops::bit_cast::BitCast;
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
+use planc_ir::ops::conv_transpose::ConvTranspose;
+use planc_ir::ops::cum_prod::CumProd;
 use planc_ir::ops::cumsum::CumSum;
+use planc_ir::ops::det::Det;
+use planc_ir::ops::dft::Dft;
 use planc_ir::ops::einsum::Einsum;
 use planc_ir::ops::expand::Expand;
 use planc_ir::ops::fill::Fill;
+use planc_ir::ops::frames::Frames;
 use planc_ir::ops::gather::Gather;
 use planc_ir::ops::gather_elements::GatherElements;
 use planc_ir::ops::gather_nd::GatherNd;
+use planc_ir::ops::grid_sample::{GridSample, Outside, Sampling, Unit};
+use planc_ir::ops::group_norm::GroupNorm;
+use planc_ir::ops::linear_recurrence::LinearRecurrence;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
+use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::range::{Range, Scalar};
+use planc_ir::ops::recurrence::{Activation, Cell, Recurrence};
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
+use planc_ir::ops::resize::{Axis, Filter, Place, Resize, Rounding};
+use planc_ir::ops::reverse_sequence::ReverseSequence;
+use planc_ir::ops::roi_align::RoiAlign;
+use planc_ir::ops::rotary_embedding::RotaryEmbedding;
 use planc_ir::ops::scatter::Update;
 use planc_ir::ops::scatter_elements::ScatterElements;
 use planc_ir::ops::scatter_nd::ScatterNd;
 use planc_ir::ops::slice::{Cut, Slice};
 use planc_ir::ops::softmax::Softmax;
+use planc_ir::ops::tf_idf::TfIdf;
 use planc_ir::ops::top_k::TopK;
 use planc_ir::ops::transpose::Transpose;
 use planc_ir::ops::trilu::Trilu;
+use planc_ir::ops::uniform::Uniform;
 use planc_ir::program::kernel::PadMode;
 use planc_ir::program::{PoolKind, Window};
-use planc_ir::scalar::ScalarFn;
+use planc_ir::scalar::{Gate, ScalarFn};
 use planc_ir::sharding::ReduceKind;
 use planc_ir::{DType, Tensor, TensorType};
 
@@ -82,11 +101,61 @@ pub fn all() -> Vec<Sample> {
     add(map(ScalarFn::Div), vec![x(&[7]), x(&[7])]);
     add(map(ScalarFn::Neg), vec![x(&[4, 3])]);
     add(map(ScalarFn::Gelu), vec![x(&[6, 2])]);
+    add(map(ScalarFn::Gated(Gate::Silu)), vec![x(&[6, 2]), x(&[6, 2])]);
     add(map(ScalarFn::Less), vec![x(&[3, 2]), x(&[])]);
     let mask = Tensor::vector(vec![true, false, true, true, false]);
     add(map(ScalarFn::Where), vec![mask, x(&[3, 5]), x(&[1])]);
     add(map(ScalarFn::Clip), vec![x(&[3, 5]), x(&[]), x(&[])]);
     add(map(ScalarFn::Cast(DType::I32)), vec![x(&[5])]);
+
+    let qkv = |heads, kv_heads| [[2, heads, 5, 3], [2, kv_heads, 7, 3], [2, kv_heads, 7, 4]];
+    let causal = Attention { causal: Some(2), ..Attention::plain(0.5) };
+    for (op, shapes, mask) in [
+        (Attention::plain(0.5), qkv(3, 3), None),
+        (Attention { softcap: Some(0.5), ..causal.clone() }, qkv(4, 2), None),
+        (causal, qkv(6, 1), Some(vec![2, 1, 1, 7])),
+        (Attention::plain(1.0), qkv(4, 2), Some(vec![4, 5, 7])),
+    ] {
+        let mut inputs: Vec<Tensor> = shapes.iter().map(|s| x(s)).collect();
+        inputs.extend(mask.map(|m| x(&m)));
+        add(op.into(), inputs);
+    }
+    let seen = Tensor::new([5, 7], (0..35).map(|i| i % 3 > 0 && i > 6).collect()).unwrap();
+    let blind = Attention { zero_unseeing: true, ..Attention::plain(1.0) };
+    let mut inputs: Vec<Tensor> = qkv(2, 2).iter().map(|s| x(s)).collect();
+    inputs.push(seen);
+    add(blind.into(), inputs);
+    let gated = ScalarFn::Gated(Gate::Silu);
+    for (f, fused, trans_in, trans_out) in [
+        (gated, true, true, true),
+        (gated, true, false, false),
+        (gated, false, true, false),
+        (ScalarFn::Relu, false, false, true),
+    ] {
+        let layer = match (fused, trans_in) {
+            (true, true) => vec![5, 2, 6, 3],
+            (true, false) => vec![5, 3, 2, 6],
+            (false, true) => vec![5, 6, 3],
+            (false, false) => vec![5, 3, 6],
+        };
+        let chosen = [0, 4, 3, -1, 2, 2, 1, 0, 4, 3, 0, 1];
+        let mut inputs = vec![x(&[2, 3, 3]), ints(&[2, 3, 2], &chosen), x(&[2, 3, 2]), x(&layer)];
+        if f.arity() == 2 && !fused {
+            inputs.push(x(&layer));
+        }
+        inputs.push(if trans_out { x(&[5, 4, 6]) } else { x(&[5, 6, 4]) });
+        add(MixtureOfExperts { experts: 5, f, fused, trans_in, trans_out }.into(), inputs);
+    }
+    for interleaved in [false, true] {
+        for angles in [vec![5, 6], vec![2, 1, 5, 3]] {
+            let inputs = vec![x(&[2, 3, 5, 6]), x(&angles), x(&angles)];
+            add(RotaryEmbedding { interleaved }.into(), inputs);
+        }
+    }
+    for channels in [1, 2, 6] {
+        let inputs = vec![x(&[3, 6, 2, 5]), x(&[6]), x(&[6])];
+        add(GroupNorm { channels, epsilon: 1e-5 }.into(), inputs);
+    }
 
     add(Fill { dtype: DType::F64, shape: vec![5, 3], value: 0.5 }.into(), vec![]);
     let range = |dtype, start, limit, delta| Range { dtype, start, limit, delta };
@@ -169,6 +238,24 @@ pub fn all() -> Vec<Sample> {
     for (exclusive, reverse) in [(false, false), (true, true)] {
         add(CumSum { axis: 1, exclusive, reverse }.into(), vec![x(&[5, 4])]);
     }
+    for (exclusive, reverse) in [(false, true), (true, false)] {
+        add(CumProd { axis: 1, exclusive, reverse }.into(), vec![x(&[5, 4])]);
+    }
+    add(BitCast { to: DType::I64 }.into(), vec![x(&[5, 3])]);
+    add(Det {}.into(), vec![x(&[5, 3, 3])]);
+    let pool = vec![(vec![1], 2), (vec![2, 1], 0), (vec![1, 1], 2)];
+    let grams = TfIdf { pool, lengths: (1, 2), max_skip: 1, once: false, weights: None };
+    let tokens = ints(&[3, 4], &[1, 2, 1, 1, 2, 2, 1, 0, 1, 1, 1, 2]);
+    add(grams.clone().into(), vec![tokens]);
+    let weights = Some(vec![0.5, 1.0, -2.0]);
+    add(TfIdf { once: true, weights, ..grams }.into(), vec![ints(&[4], &[2, 2, 1, 1])]);
+    for (decays, corrects) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut operands =
+            vec![x(&[3, 2, 2, 4, 2]), x(&[3, 2, 4, 2]), x(&[3, 2, 4, 5]), x(&[3, 2, 2, 5])];
+        operands.extend(decays.then(|| x(&[3, 2, 4, 2])));
+        operands.extend(corrects.then(|| x(&[3, 2, 4])));
+        add(LinearRecurrence { decays, corrects }.into(), operands);
+    }
     add(Trilu { upper: true, k: 1 }.into(), vec![x(&[5, 3, 4])]);
     add(Trilu { upper: false, k: 0 }.into(), vec![x(&[4, 3])]);
     add(TopK { axis: 1, k: 2, largest: true }.into(), vec![x(&[3, 5, 2])]);
@@ -196,5 +283,88 @@ pub fn all() -> Vec<Sample> {
         let op = Einsum { inputs, output: output.to_string() };
         add(op.into(), shapes.iter().map(|s| x(s)).collect());
     }
+    vision(&mut add, &mut x);
+    sequences(&mut add, &mut x);
     samples
+}
+
+type Add<'a> = &'a mut dyn FnMut(Op, Vec<Tensor>);
+type RandomOf<'a> = &'a mut dyn FnMut(&[u64]) -> Tensor;
+
+fn vision(add: Add<'_>, x: RandomOf<'_>) {
+    let w = window(&[2, 3], &[1, 2], &[1, 0], &[0, 1]);
+    for groups in [1, 2, 4] {
+        let conv = ConvTranspose { window: w.clone(), extra: vec![1, 0] };
+        add(conv.into(), vec![x(&[3, 4, 3, 2]), x(&[groups, 4 / groups, 5, 3, 2])]);
+    }
+    for column_major in [false, true] {
+        let window = window(&[2, 2], &[1, 1], &[1, 0], &[0, 1]);
+        let pool = Pool { kind: PoolKind::Max, extents: vec![3, 2], window, ceil: true };
+        add(ArgPool { pool, column_major }.into(), vec![x(&[2, 5, 5, 4])]);
+    }
+    for (filter, place) in [
+        (Filter::Nearest(Rounding::RoundPreferFloor), Place::HalfPixel),
+        (Filter::Linear, Place::AlignCorners),
+        (Filter::Cubic { a: -0.75 }, Place::Crop),
+    ] {
+        let axis = |axis, extent, n: f64| {
+            let (length, scale) = (extent as f64, extent as f64 / n);
+            Axis { axis, extent, scale, length, start: -0.25, end: 0.75 }
+        };
+        let axes = vec![axis(1, 7, 4.0), axis(3, 2, 5.0)];
+        let resize =
+            Resize { axes, filter, place, antialias: true, exclude_outside: true, outside: 0.0 };
+        add(resize.into(), vec![x(&[3, 4, 2, 5])]);
+    }
+    for (largest, points) in [(false, 2), (true, 0)] {
+        let regions = x(&[5, 4]);
+        let corner = |i: usize| 2.0 * regions.f64_at(i) + if i % 4 < 2 { 0.0 } else { 4.0 };
+        let regions = Tensor::from_f64(regions.ty().clone(), corner).unwrap();
+        let roi = RoiAlign { bins: [2, 3], points, scale: 0.75, half_pixel: true, largest };
+        let samples = ints(&[5], &[1, 0, 0, 1, -1]);
+        add(roi.into(), vec![x(&[2, 3, 5, 4]), regions, samples]);
+    }
+    for (sampling, outside, unit) in [
+        (Sampling::Nearest, Outside::Border, Unit::Centres),
+        (Sampling::Linear, Outside::Zero, Unit::Edges),
+        (Sampling::Cubic, Outside::Mirror, Unit::Pixels),
+    ] {
+        let sample = GridSample { sampling, outside, unit };
+        add(sample.into(), vec![x(&[3, 2, 4, 5]), x(&[3, 5, 2, 2])]);
+    }
+}
+
+fn sequences(add: Add<'_>, x: RandomOf<'_>) {
+    let f = || Activation::new(ScalarFn::Sigmoid);
+    let g = || Activation { inner: 0.5, ..Activation::new(ScalarFn::Tanh) };
+    let gru = |linear_before_reset| Cell::Gru { f: f(), g: g(), linear_before_reset };
+    let lstm = |coupled, peepholes| Cell::Lstm { f: f(), g: g(), h: g(), coupled, peepholes };
+    let (steps, batch, hidden) = (4, 5, 3);
+    for (i, cell) in
+        [Cell::Rnn { f: g() }, gru(false), gru(true), lstm(false, true), lstm(true, false)]
+            .into_iter()
+            .enumerate()
+    {
+        let gates = cell.gates() * hidden;
+        let mut inputs = vec![x(&[steps, batch, gates]), x(&[gates, hidden]), x(&[batch, hidden])];
+        match &cell {
+            Cell::Gru { linear_before_reset: true, .. } => inputs.push(x(&[gates])),
+            Cell::Lstm { peepholes, .. } => {
+                inputs.push(x(&[batch, hidden]));
+                inputs.extend(peepholes.then(|| x(&[3 * hidden])));
+            }
+            _ => {}
+        }
+        let lengths = i % 2 == 1;
+        inputs.extend(lengths.then(|| ints(&[batch], &[4, 2, 0, 1, 3])));
+        add(Recurrence { cell, reverse: lengths, lengths, clip: 1.5 }.into(), inputs);
+    }
+    let lengths = ints(&[5], &[1, 3, 0, 2, 3]);
+    add(ReverseSequence { time: 0, batch: 1 }.into(), vec![x(&[3, 5, 2]), lengths]);
+    add(Frames { axis: 1, length: 3, step: 2 }.into(), vec![x(&[3, 8, 2])]);
+    for (parts, inverse, onesided) in [(1, false, true), (2, true, false), (2, true, true)] {
+        let dft = Dft { axis: 1, length: 6, inverse, onesided };
+        add(dft.into(), vec![x(&[3, 5, 2, parts])]);
+    }
+    add(Uniform { dtype: DType::F64, shape: vec![3, 2], seed: 7 }.into(), vec![]);
 }

@@ -10,7 +10,7 @@ use planc_ir::tensor::Element;
 ///
 /// # Safety
 /// Every bit pattern of the type's size must be a valid value, and there is no padding.
-pub unsafe trait Elem: Copy + Default + PartialEq + Send + Sync + 'static {
+pub unsafe trait Elem: Copy + Default + PartialOrd + Send + Sync + 'static {
     /// The element type.
     const DTYPE: DType;
     /// What sums, products and extrema are accumulated in: f64 for floats, so that the order of a
@@ -45,6 +45,12 @@ impl Flag {
 impl PartialEq for Flag {
     fn eq(&self, other: &Self) -> bool {
         self.get() == other.get()
+    }
+}
+
+impl PartialOrd for Flag {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.get().partial_cmp(&other.get())
     }
 }
 

@@ -1,7 +1,7 @@
-//! Property 10: a buffer whose extents are only known at run time is made in one piece and handed to
-//! the caller.
+//! Property 10: a buffer whose extents are only known at run time is made and read in one piece.
 
 use super::{Finding, Place, buffer_ids, label, lists};
+use crate::ops::Op;
 use crate::program::{BufferId, Instr, Kernel, Program};
 
 /// Checks the dynamic buffers themselves, then everything that names one.
@@ -18,9 +18,20 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
     }
     for (at, instr) in program.instrs.iter().enumerate() {
         let place = Place::instr(at, instr);
-        refuse(program, &place, instr.reads(), findings);
-        if !matches!(instr, Instr::Kernel { kernel: Kernel::Reference { .. }, .. }) {
+        let op = match instr {
+            Instr::Kernel { kernel: Kernel::Reference { op }, .. } => Some(&**op),
+            _ => None,
+        };
+        if op.and_then(Op::extents).is_none() {
+            refuse(program, &place, instr.reads(), findings);
             refuse(program, &place, instr.writes(), findings);
+        }
+        if matches!(op, Some(Op::Deferred(_))) {
+            let is_split = |b: &&BufferId| !program.buffer(**b).sharding.is_replicated();
+            for &b in instr.reads().iter().filter(is_split) {
+                let (place, buffer) = (place.clone(), label(program, b));
+                findings.push(Finding::SplitOperand { place, buffer });
+            }
         }
     }
 }

@@ -19,13 +19,14 @@ use crate::ops::pad::Pad;
 use crate::ops::pool::Pool;
 use crate::ops::reduce::Reduce;
 use crate::ops::reshape::Reshape;
+use crate::ops::rotary_embedding::RotaryEmbedding;
 use crate::ops::slice::{Cut, Slice};
 use crate::ops::softmax::Softmax;
 use crate::ops::transpose::Transpose;
 use crate::ops::{Op, broadcast, expect_inputs};
 use crate::program::{BufferId, Kernel, Program, Window};
 use crate::sharding::AxisId;
-use crate::verify::{bodies, verify};
+use crate::verify::body_fault;
 
 /// The largest number in a window or slice: keeps index arithmetic within 64 bits.
 const MAX_INDEX: u64 = 1 << 40;
@@ -110,6 +111,11 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         Kernel::Normalize { axis, epsilon, rms } => {
             Normalize { axis: *axis, epsilon: *epsilon, rms: *rms }.into()
         }
+        Kernel::Attention(attention) => attention.clone().into(),
+        Kernel::MixtureOfExperts(layer) => layer.clone().into(),
+        Kernel::RotaryEmbedding { interleaved } => {
+            RotaryEmbedding { interleaved: *interleaved }.into()
+        }
         Kernel::Conv { window, .. } => return conv(window, inputs, outputs),
         Kernel::Pool { kind, extents, window } => {
             check_window(window)?;
@@ -128,7 +134,7 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         Kernel::Gather { axis } => Gather { axis: *axis }.into(),
         Kernel::GatherNd { batch_dims } => GatherNd { batch_dims: *batch_dims }.into(),
         Kernel::Reference { op } => {
-            if let Some(finding) = bodies(op).into_iter().flat_map(verify).next() {
+            if let Some(finding) = body_fault(op) {
                 return Err(OpError::Invalid(format!("in a body of {}: {finding}", op.name())));
             }
             (**op).clone()

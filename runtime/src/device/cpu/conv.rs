@@ -5,13 +5,16 @@
 use super::gemm::Product;
 use super::operand::{In, Out};
 use super::widen::{self, Real, RealKernel};
-use super::window::Sweep;
+use super::window::{Run, Sweep};
 use crate::KernelError;
 use planc_ir::program::Window;
 use std::borrow::Cow;
 
-/// Columns take at most about this many elements.
-const BLOCK_ELEMENTS: usize = 1 << 20;
+/// A block of columns takes at most about this many elements, so that it stays in the cache…
+const BLOCK_ELEMENTS: usize = 1 << 15;
+
+/// … unless these are fewer columns than this: a product of few is mostly spent on reading weights.
+const FEW_COLUMNS: usize = 64;
 
 /// Convolution of `[N, C, spatial..]` with `[M, C / groups, window..]`. The number of groups that a
 /// rank holds follows from its channels.
@@ -65,18 +68,17 @@ impl RealKernel for Conv {
 
     fn compute<T: Real>(&self, inputs: &[Cow<'_, [T]>], out: &mut [T]) -> Result<(), KernelError> {
         let (x, weight) = (&inputs[0], &inputs[1]);
-        let x_len = self.inputs * self.sweep.input.iter().product::<usize>();
         let w_len = self.outputs * self.inputs * self.sweep.offsets();
-        let out_len = self.outputs * self.sweep.positions();
-        let mut columns = Vec::new();
-        for i in 0..self.batch * self.groups {
-            let x = &x[i * x_len..(i + 1) * x_len];
-            let weight = &weight[i % self.groups * w_len..][..w_len];
-            let out = &mut out[i * out_len..(i + 1) * out_len];
-            if self.inputs == 1 {
-                self.depthwise(x, weight, out);
+        if self.inputs == 1 {
+            self.depthwise(x, weight, out);
+            return Ok(());
+        }
+        for group in 0..self.groups {
+            let weight = &weight[group * w_len..][..w_len];
+            if self.sweep.is_pointwise() {
+                self.pointwise(group, x, weight, out);
             } else {
-                self.by_columns(x, weight, out, &mut columns);
+                self.by_columns(group, x, weight, out);
             }
         }
         Ok(())
@@ -84,58 +86,106 @@ impl RealKernel for Conv {
 }
 
 impl Conv {
-    /// One image, one group.
-    fn by_columns<T: Real>(&self, x: &[T], weight: &[T], out: &mut [T], columns: &mut Vec<T>) {
-        let (positions, offsets) = (self.sweep.positions(), self.sweep.offsets());
-        let k = self.inputs * offsets;
-        let product = |n: usize, at: usize, columns: usize| Product {
-            m: self.outputs,
-            k,
-            n,
-            a: (0, k, 1),
-            b: (0, columns, 1),
-            c: (at, positions, 1),
-        };
-        if self.sweep.is_pointwise() {
-            T::gemm(&product(positions, 0, positions), weight, x, out);
-            return;
-        }
-        let block = (BLOCK_ELEMENTS / k.max(1)).max(16).min(positions.max(1));
+    /// Where an image's channels of a group begin in the input, and in the output.
+    fn starts(&self, image: usize, group: usize) -> (usize, usize) {
+        let i = image * self.groups + group;
         let channel: usize = self.sweep.input.iter().product();
-        for begin in (0..positions).step_by(block) {
-            let range = begin..positions.min(begin + block);
-            let n = range.len();
-            columns.clear();
-            columns.resize(k * n, T::default());
-            for (row, column) in columns.chunks_exact_mut(n).enumerate() {
-                let x = &x[row / offsets * channel..];
-                self.sweep.for_each_run(row % offsets, range.clone(), |r| {
-                    let to = &mut column[r.output - begin..][..r.len];
-                    if r.stride == 1 {
-                        to.copy_from_slice(&x[r.input..r.input + r.len]);
-                    } else {
-                        for (j, y) in to.iter_mut().enumerate() {
-                            *y = x[r.input + j * r.stride];
-                        }
-                    }
-                });
-            }
-            T::gemm(&product(n, begin, n), weight, columns, out);
+        (i * self.inputs * channel, i * self.outputs * self.sweep.positions())
+    }
+
+    /// One group, whose input is the columns.
+    fn pointwise<T: Real>(&self, group: usize, x: &[T], weight: &[T], out: &mut [T]) {
+        let (positions, k) = (self.sweep.positions(), self.inputs);
+        for image in 0..self.batch {
+            let (from, to) = self.starts(image, group);
+            let product = Product {
+                m: self.outputs,
+                k,
+                n: positions,
+                a: (0, k, 1),
+                b: (from, positions, 1),
+                c: (to, positions, 1),
+            };
+            T::gemm(&product, weight, x, out);
         }
     }
 
-    /// One image, one input channel.
+    /// One group, a block of columns at a time: some positions of an image, or all of some images
+    /// where the positions of one are few.
+    fn by_columns<T: Real>(&self, group: usize, x: &[T], weight: &[T], out: &mut [T]) {
+        let positions = self.sweep.positions();
+        let k = self.inputs * self.sweep.offsets();
+        if positions == 0 {
+            return;
+        }
+        let block = (BLOCK_ELEMENTS / k.max(1)).max(FEW_COLUMNS).min(positions);
+        let together = if block < positions { 1 } else { FEW_COLUMNS.div_ceil(positions) };
+        let (mut columns, mut results) = (Vec::new(), Vec::new());
+        for begin in (0..positions).step_by(block) {
+            let range = begin..positions.min(begin + block);
+            let runs = self.sweep.runs(&range);
+            for first in (0..self.batch).step_by(together) {
+                let images = first..self.batch.min(first + together);
+                let n = images.len() * range.len();
+                columns.clear();
+                columns.resize(k * n, T::default());
+                for (i, image) in images.clone().enumerate() {
+                    let x = &x[self.starts(image, group).0..];
+                    self.fill_columns(&runs, x, &mut columns, n, i * range.len(), begin);
+                }
+                let product =
+                    Product { m: self.outputs, k, n, a: (0, k, 1), b: (0, n, 1), c: (0, n, 1) };
+                if images.len() == 1 {
+                    let c = (self.starts(first, group).1 + begin, positions, 1);
+                    T::gemm(&Product { c, ..product }, weight, &columns, out);
+                    continue;
+                }
+                results.resize(self.outputs * n, T::default());
+                T::gemm(&product, weight, &columns, &mut results);
+                for (channel, row) in results.chunks_exact(n).enumerate() {
+                    for (image, piece) in images.clone().zip(row.chunks_exact(positions)) {
+                        let to = self.starts(image, group).1 + channel * positions;
+                        out[to..to + positions].copy_from_slice(piece);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the input elements of an image under the window, a row for each channel and window
+    /// element, from column `at` on, which is output position `begin`.
+    fn fill_columns<T: Real>(
+        &self,
+        runs: &[Vec<Run>],
+        x: &[T],
+        columns: &mut [T],
+        n: usize,
+        at: usize,
+        begin: usize,
+    ) {
+        let channel: usize = self.sweep.input.iter().product();
+        for (row, column) in columns.chunks_exact_mut(n).enumerate() {
+            let x = &x[row / runs.len() * channel..];
+            for r in &runs[row % runs.len()] {
+                let r = Run { output: r.output - begin + at, ..*r };
+                r.for_each(x, column, |y, x| *y = x);
+            }
+        }
+    }
+
+    /// One input channel a group.
     fn depthwise<T: Real>(&self, x: &[T], weight: &[T], out: &mut [T]) {
         let (positions, offsets) = (self.sweep.positions(), self.sweep.offsets());
+        let channel: usize = self.sweep.input.iter().product();
+        let runs = self.sweep.runs(&(0..positions));
         out.fill(T::default());
-        for (channel, out) in out.chunks_exact_mut(positions.max(1)).enumerate() {
-            for offset in 0..offsets {
-                let w = weight[channel * offsets + offset];
-                self.sweep.for_each_run(offset, 0..positions, |r| {
-                    for (j, y) in out[r.output..r.output + r.len].iter_mut().enumerate() {
-                        *y = *y + w * x[r.input + j * r.stride];
-                    }
-                });
+        for (i, out) in out.chunks_exact_mut(positions.max(1)).enumerate() {
+            let x = &x[i / self.outputs * channel..];
+            let weight = &weight[i % (self.groups * self.outputs) * offsets..][..offsets];
+            for (runs, &w) in runs.iter().zip(weight) {
+                for r in runs {
+                    r.for_each(x, out, |y, x| *y = *y + w * x);
+                }
             }
         }
     }

@@ -10,7 +10,7 @@ fn mismatch(kernel: &'static str, why: String) -> KernelError {
 }
 
 /// The indices of a buffer.
-fn indices(kernel: &'static str, x: &In<'_>) -> Result<Vec<i64>, KernelError> {
+pub fn indices(kernel: &'static str, x: &In<'_>) -> Result<Vec<i64>, KernelError> {
     match x.dtype() {
         DType::I64 => Ok(x.elements::<i64>().to_vec()),
         dtype if dtype.is_int() => Ok(with_elem!(dtype, T => {
@@ -21,7 +21,7 @@ fn indices(kernel: &'static str, x: &In<'_>) -> Result<Vec<i64>, KernelError> {
 }
 
 /// The index counted from the front.
-fn resolve(index: i64, extent: u64) -> Result<u64, KernelError> {
+pub fn resolve(index: i64, extent: u64) -> Result<u64, KernelError> {
     let i = i128::from(index);
     let at = if i < 0 { i + i128::from(extent) } else { i };
     match u64::try_from(at) {

@@ -5,9 +5,13 @@
 //! wrapping. Long sums are accumulated in f64. The program's verifier guarantees that operands fit
 //! their kernel.
 
+mod attention;
 mod conv;
+mod elementary;
+mod experts;
 mod gather;
 mod gemm;
+mod lanes;
 mod layout;
 mod lrn;
 mod map;
@@ -17,8 +21,10 @@ mod operand;
 mod pool;
 mod reduce;
 pub mod reference;
+mod rotary;
 mod softmax;
 mod strided;
+mod thin;
 mod widen;
 mod window;
 
@@ -26,12 +32,15 @@ pub use operand::{In, Out};
 pub use reduce::{combine, fill_neutral};
 
 use crate::KernelError;
+use planc_ir::Tensor;
 use planc_ir::program::Kernel;
 
 /// Runs a kernel.
 pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Result<(), KernelError> {
     if let Kernel::Reference { op } = kernel {
-        let results = reference::evaluate(op, inputs, outputs.len())?;
+        let inputs: Vec<Tensor> = inputs.iter().map(reference::load).collect::<Result<_, _>>()?;
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        let results = reference::evaluate(op, &inputs, outputs.len())?;
         let mut pairs = results.iter().zip(outputs);
         return pairs.try_for_each(|(result, out)| reference::store(op, result, out));
     }
@@ -41,6 +50,9 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
             why: format!("{} results instead of one", outputs.len()),
         });
     };
+    if out.bytes.is_empty() {
+        return Ok(()); // its other extents may be too large to loop over
+    }
     match (kernel, inputs) {
         (Kernel::Map { f }, _) => map::run(*f, inputs, out),
         (Kernel::MatMul { trans_a, trans_b }, [a, b]) => matmul::run(*trans_a, *trans_b, a, b, out),
@@ -60,6 +72,16 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         }
         (Kernel::Normalize { axis, epsilon, rms }, [x, scale, bias]) => {
             normalize::run(*axis, *epsilon, *rms, x, scale, Some(bias), out)
+        }
+        (Kernel::Attention(attention), [q, k, v]) => {
+            attention::run(attention, [q, k, v], None, out)
+        }
+        (Kernel::Attention(attention), [q, k, v, mask]) => {
+            attention::run(attention, [q, k, v], Some(mask), out)
+        }
+        (Kernel::MixtureOfExperts(layer), _) => experts::run(layer, inputs, out),
+        (Kernel::RotaryEmbedding { interleaved }, [x, cos, sin]) => {
+            rotary::run(*interleaved, x, cos, sin, out)
         }
         (Kernel::Conv { window, .. }, [x, weight]) => conv::run(window, x, weight, out),
         (Kernel::Pool { kind, extents, window }, [x]) => pool::run(*kind, extents, window, x, out),
@@ -90,6 +112,9 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Reduce { .. } => "reduce",
         Kernel::Softmax { .. } => "softmax",
         Kernel::Normalize { .. } => "normalize",
+        Kernel::Attention(_) => "attention",
+        Kernel::MixtureOfExperts(_) => "mixture_of_experts",
+        Kernel::RotaryEmbedding { .. } => "rotary_embedding",
         Kernel::Conv { .. } => "conv",
         Kernel::Pool { .. } => "pool",
         Kernel::Lrn { .. } => "lrn",

@@ -1,5 +1,6 @@
 //! Layer normalisation and root-mean-square normalisation.
 
+use super::lanes;
 use super::operand::{In, Out};
 use super::widen::{self, Real, RealKernel};
 use crate::KernelError;
@@ -44,19 +45,28 @@ impl RealKernel for Normalize {
             return Ok(());
         }
         let (x, scale, bias) = (&inputs[0], &inputs[1], inputs.get(2));
-        let count = self.count as f64;
         for (x, out) in x.chunks_exact(self.count).zip(out.chunks_exact_mut(self.count)) {
-            let mean =
-                if self.rms { 0.0 } else { x.iter().map(|x| x.to_f64()).sum::<f64>() / count };
-            let square = |x: &T| (x.to_f64() - mean) * (x.to_f64() - mean);
-            let variance = x.iter().map(square).sum::<f64>() / count;
-            let factor = 1.0 / (variance + self.epsilon).sqrt();
-            for (i, (y, x)) in out.iter_mut().zip(x).enumerate() {
-                let normal = (x.to_f64() - mean) * factor;
-                let bias = bias.map_or(0.0, |b| b[i].to_f64());
-                *y = T::from_f64(normal * scale[i].to_f64() + bias);
-            }
+            self.row(x, scale, bias.map(|b| &**b), out);
         }
         Ok(())
+    }
+}
+
+impl Normalize {
+    /// Elements that are normalised together.
+    fn row<T: Real>(&self, x: &[T], scale: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        let count = self.count as f64;
+        let mean = if self.rms { 0.0 } else { lanes::sum(x, T::to_f64) / count };
+        let square = |x: T| (x.to_f64() - mean) * (x.to_f64() - mean);
+        let variance = lanes::sum(x, square) / count;
+        let factor = 1.0 / (variance + self.epsilon).sqrt();
+        let normal = |x: T, scale: T| (x.to_f64() - mean) * factor * scale.to_f64();
+        let elements = out.iter_mut().zip(x).zip(scale);
+        match bias {
+            None => elements.for_each(|((y, &x), &s)| *y = T::from_f64(normal(x, s))),
+            Some(bias) => elements.zip(bias).for_each(|(((y, &x), &s), &b)| {
+                *y = T::from_f64(normal(x, s) + b.to_f64());
+            }),
+        }
     }
 }

@@ -32,46 +32,57 @@ pub fn run(
         let counted =
             if kind == PoolKind::Average { sweep.clone() } else { sweep.over_padded(window) };
         let mut counts = vec![0u64; sweep.positions()];
-        for offset in 0..sweep.offsets() {
-            counted.for_each_run(offset, 0..sweep.positions(), |r| {
-                counts[r.output..r.output + r.len].iter_mut().for_each(|c| *c += 1);
-            });
+        for r in counted.runs(&(0..sweep.positions())).iter().flatten() {
+            counts[r.output..r.output + r.len].iter_mut().for_each(|c| *c += 1);
         }
         counts
     });
-    with_elem!(out.dtype(), T => pool(&sweep, counts.as_deref(), x.elements(), out.elements::<T>()));
+    with_elem!(out.dtype(), T => {
+        let (x, out) = (x.elements::<T>(), out.elements::<T>());
+        match &counts {
+            None => {
+                let lowest = T::narrow(<T as Elem>::Acc::neutral(ReduceKind::Max));
+                // NaN, which is not even equal to itself, stays.
+                let larger = |a: T, x: T| if a >= x || a.partial_cmp(&a).is_none() { a } else { x };
+                pool(&sweep, x, out, lowest, larger, |_, a| a);
+            }
+            Some(counts) => {
+                let zero = <T as Elem>::Acc::neutral(ReduceKind::Sum);
+                let mean = |p: usize, a: <T as Elem>::Acc| {
+                    T::from_f64(Accumulator::to_f64(a) / counts[p] as f64)
+                };
+                pool(&sweep, x, out, zero, |a, x: T| a.add(x.widen()), mean);
+            }
+        }
+    });
     Ok(())
 }
 
-/// How two accumulators combine.
-type Combine<A> = fn(A, A) -> A;
-
-/// The mean by `counts`, or the largest without them.
-fn pool<T: Elem>(sweep: &Sweep, counts: Option<&[u64]>, x: &[T], out: &mut [T]) {
+/// Combines the elements under the window at each position, beginning with `neutral`; `finish(p, a)` is
+/// the result at position `p`.
+fn pool<T: Elem, A: Copy>(
+    sweep: &Sweep,
+    x: &[T],
+    out: &mut [T],
+    neutral: A,
+    combine: impl Fn(A, T) -> A,
+    finish: impl Fn(usize, A) -> T,
+) {
     let positions = sweep.positions();
     if positions == 0 {
         return;
     }
     let plane: usize = sweep.input.iter().product();
-    let (kind, combine): (_, Combine<T::Acc>) = match counts {
-        Some(_) => (ReduceKind::Sum, Accumulator::add),
-        None => (ReduceKind::Max, Accumulator::max),
-    };
+    let runs = sweep.runs(&(0..positions));
+    let mut acc = vec![neutral; positions];
     for (i, out) in out.chunks_exact_mut(positions).enumerate() {
         let x = &x[i * plane..(i + 1) * plane];
-        let mut acc = vec![T::Acc::neutral(kind); positions];
-        for offset in 0..sweep.offsets() {
-            sweep.for_each_run(offset, 0..positions, |r| {
-                for (j, a) in acc[r.output..r.output + r.len].iter_mut().enumerate() {
-                    *a = combine(*a, x[r.input + j * r.stride].widen());
-                }
-            });
+        acc.fill(neutral);
+        for r in runs.iter().flatten() {
+            r.for_each(x, &mut acc, |a, x| *a = combine(*a, x));
         }
-        for (p, (y, a)) in out.iter_mut().zip(acc).enumerate() {
-            *y = match counts {
-                Some(counts) => T::from_f64(a.to_f64() / counts[p] as f64),
-                None => T::narrow(a),
-            };
+        for (p, (y, &a)) in out.iter_mut().zip(&acc).enumerate() {
+            *y = finish(p, a);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Reductions: of dimensions of one buffer, and of the contributions of several ranks.
 
+use super::lanes;
 use super::operand::{In, Out};
 use super::strided::{Loops, row_major};
 use crate::KernelError;
@@ -50,7 +51,8 @@ fn reduce<T: Elem>(
         let x = &x[row.at[0]..row.at[0] + row.len];
         if row.stride[1] == 0 {
             let one = &mut acc[row.at[1]];
-            *one = x.iter().fold(*one, |a, &x| combine(a, x.widen()));
+            let row = lanes::fold(x, neutral, |a, x| combine(a, x.widen()), &combine);
+            *one = combine(*one, row);
         } else {
             for (a, &x) in acc[row.at[1]..row.at[1] + row.len].iter_mut().zip(x) {
                 *a = combine(*a, x.widen());

@@ -5,18 +5,19 @@ use crate::KernelError;
 use planc_ir::Tensor;
 use planc_ir::ops::Op;
 
-/// Evaluates an op, at least `count` results of it, on the rank's operands.
-pub fn evaluate(op: &Op, inputs: &[In<'_>], count: usize) -> Result<Vec<Tensor>, KernelError> {
-    let inputs: Vec<Tensor> = inputs
-        .iter()
-        .map(|x| Tensor::from_bytes(x.local.ty.clone(), x.bytes))
-        .collect::<Result<_, _>>()?;
-    let results = op.eval(&inputs.iter().collect::<Vec<_>>())?;
+/// Evaluates an op, at least `count` results of it.
+pub fn evaluate(op: &Op, inputs: &[&Tensor], count: usize) -> Result<Vec<Tensor>, KernelError> {
+    let results = op.eval(inputs)?;
     if results.len() < count {
         let why = format!("{} has {} results, not {count}", op.name(), results.len());
         return Err(KernelError::Operands { kernel: "reference", why });
     }
     Ok(results)
+}
+
+/// The rank's part of an operand as a tensor.
+pub fn load(x: &In<'_>) -> Result<Tensor, KernelError> {
+    Ok(Tensor::from_bytes(x.local.ty.clone(), x.bytes)?)
 }
 
 /// Writes a result of an op to its buffer.

@@ -47,6 +47,11 @@ impl<const N: usize> Loops<N> {
         merged
     }
 
+    /// One loop of `len` elements.
+    pub fn flat(len: usize, stride: [isize; N]) -> Self {
+        Self { extents: vec![len], strides: vec![stride] }
+    }
+
     /// Calls `f` for each innermost row, in row-major order. Operand `i` starts at `start[i]`.
     pub fn for_each_row(&self, start: [usize; N], mut f: impl FnMut(Row<N>)) {
         if self.extents.contains(&0) {
@@ -91,10 +96,35 @@ pub fn broadcast(shape: &[u64], rank: usize) -> Vec<isize> {
     std::iter::repeat_n(0, rank - shape.len()).chain(own).collect()
 }
 
+/// Side of the squares in which two dimensions are exchanged: few enough rows of both arrays that all
+/// stay in the nearest cache.
+const TILE: usize = 16;
+
 /// Writes `dst`, row-major of shape `shape`, from elements of `src` that lie `strides` apart.
 pub fn gather<T: Copy>(src: &[T], start: usize, strides: &[isize], shape: &[u64], dst: &mut [T]) {
     let own = row_major(shape);
-    Loops::new(shape, [&own, strides]).for_each_row([0, start], |row| {
+    let mut loops = Loops::new(shape, [&own, strides]);
+    let inner = loops.extents.len() - 1;
+    // Where rows of `src` are columns of `dst`, both are walked in squares.
+    let exchanged = (0..inner).find(|&d| loops.strides[d][1] == 1);
+    if let Some(d) = exchanged.filter(|_| loops.strides[inner][1] != 0) {
+        let (height, [down, _]) = (loops.extents.remove(d), loops.strides.remove(d));
+        loops.for_each_row([0, start], |row| {
+            for top in (0..height).step_by(TILE) {
+                for left in (0..row.len).step_by(TILE) {
+                    for i in top..height.min(top + TILE) {
+                        let line = &mut dst[row.at[0] + i * down as usize..][..row.len];
+                        let from = (row.at[1] + i) as isize;
+                        for (j, x) in line.iter_mut().enumerate().skip(left).take(TILE) {
+                            *x = src[(from + j as isize * row.stride[1]) as usize];
+                        }
+                    }
+                }
+            }
+        });
+        return;
+    }
+    loops.for_each_row([0, start], |row| {
         let out = &mut dst[row.at[0]..row.at[0] + row.len];
         let from = row.at[1];
         match row.stride[1] {
@@ -120,6 +150,22 @@ mod tests {
         Loops::new(&[2, 3, 4], [&strides, &[0, 4, 1]])
             .for_each_row([0, 0], |r| rows.push((r.at, r.len)));
         assert_eq!(rows, [([0, 0], 12), ([12, 0], 12)]);
+    }
+
+    #[test]
+    fn exchanged_dimensions_of_any_extents() {
+        for (rows, columns) in [(2, 3), (16, 16), (17, 40), (33, 1)] {
+            let src: Vec<usize> = (0..3 * rows * columns).collect();
+            let mut dst = vec![0; src.len()];
+            // [3, rows, columns] to [columns, 3, rows]
+            let strides = [1, (rows * columns) as isize, columns as isize];
+            let shape = [columns as u64, 3, rows as u64];
+            gather(&src, 0, &strides, &shape, &mut dst);
+            for (i, &x) in dst.iter().enumerate() {
+                let (c, b, r) = (i / (3 * rows), i / rows % 3, i % rows);
+                assert_eq!(x, (b * rows + r) * columns + c);
+            }
+        }
     }
 
     #[test]

@@ -1,33 +1,43 @@
 //! Floating-point kernels are written once, for f32 and f64; half precision is widened to f32 and
 //! rounded when stored.
 
+use super::gemm::{self, Product};
 use super::operand::{In, Out};
+use super::thin;
 use crate::KernelError;
 use crate::device::element::Elem;
 use half::{bf16, f16};
 use planc_ir::DType;
 use std::borrow::Cow;
+use std::ops::{Add, Mul, Sub};
 
 /// The types that floating-point kernels compute in.
-pub trait Real: Elem + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> {
-    /// `c = a · b` (see [`super::gemm`]).
-    fn gemm(product: &super::gemm::Product, a: &[Self], b: &[Self], c: &mut [Self]);
+pub trait Real: Elem + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> {
+    /// `c = a · b` by the library (see [`super::gemm`]).
+    fn library_gemm(product: &Product, a: &[Self], b: &[Self], c: &mut [Self]);
+    /// `c = a · b`.
+    fn gemm(product: &Product, a: &[Self], b: &[Self], c: &mut [Self]) {
+        if !thin::run(product, a, b, c) {
+            Self::library_gemm(product, a, b, c);
+        }
+    }
     /// e to the power.
     fn exp(self) -> Self;
 }
 
 impl Real for f32 {
-    fn gemm(product: &super::gemm::Product, a: &[f32], b: &[f32], c: &mut [f32]) {
-        super::gemm::sgemm(product, a, b, c);
+    fn library_gemm(product: &Product, a: &[f32], b: &[f32], c: &mut [f32]) {
+        gemm::sgemm(product, a, b, c);
     }
+    #[inline]
     fn exp(self) -> f32 {
-        f32::exp(self)
+        super::elementary::exp(self)
     }
 }
 
 impl Real for f64 {
-    fn gemm(product: &super::gemm::Product, a: &[f64], b: &[f64], c: &mut [f64]) {
-        super::gemm::dgemm(product, a, b, c);
+    fn library_gemm(product: &Product, a: &[f64], b: &[f64], c: &mut [f64]) {
+        gemm::dgemm(product, a, b, c);
     }
     fn exp(self) -> f64 {
         f64::exp(self)

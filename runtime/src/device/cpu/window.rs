@@ -30,6 +30,27 @@ pub struct Run {
     pub len: usize,
 }
 
+impl Run {
+    /// Whether the two are one.
+    fn is_followed_by(&self, next: &Self) -> bool {
+        self.output + self.len == next.output
+            && self.input + self.len * self.stride == next.input
+            && self.stride == next.stride
+    }
+
+    /// Calls `f(y, x)` for each output position of the run and the input element that it reads.
+    #[inline]
+    pub fn for_each<X: Copy, Y>(&self, x: &[X], out: &mut [Y], mut f: impl FnMut(&mut Y, X)) {
+        let out = &mut out[self.output..][..self.len];
+        let x = &x[self.input..];
+        if self.stride == 1 {
+            out.iter_mut().zip(x).for_each(|(y, &x)| f(y, x));
+        } else {
+            out.iter_mut().zip(x.iter().step_by(self.stride)).for_each(|(y, &x)| f(y, x));
+        }
+    }
+}
+
 impl Sweep {
     /// A sweep of a window of these extents.
     pub fn new(
@@ -89,32 +110,29 @@ impl Sweep {
 
     /// Calls `f` for all output positions in `range` whose window element number `offset` lies
     /// inside the input.
-    pub fn for_each_run(
-        &self,
-        offset: usize,
-        range: std::ops::Range<usize>,
-        mut f: impl FnMut(Run),
-    ) {
+    fn for_each_run(&self, offset: usize, range: std::ops::Range<usize>, mut f: impl FnMut(Run)) {
         if range.is_empty() || self.input.contains(&0) {
             return;
         }
         let last = self.output.len() - 1;
         let line_len = self.output[last];
         let offset = split(offset, &self.window);
-        for line in range.start / line_len..=(range.end - 1) / line_len {
-            let outer = split(line, &self.output[..last]);
+        let (stride, before) = (self.strides[last], self.before[last]);
+        let shift = offset[last] * self.dilations[last];
+        // The positions of a line whose element is inside the input.
+        let inside_from = before.saturating_sub(shift).div_ceil(stride);
+        let inside_to = (self.input[last] + before).saturating_sub(shift).div_ceil(stride);
+        let first = range.start / line_len;
+        let mut outer = split(first, &self.output[..last]);
+        for line in first..=(range.end - 1) / line_len {
             let base = (0..last).try_fold(0, |at, d| {
                 let i = self.source(d, outer[d], offset[d])?;
                 Some(at * self.input[d] + i)
             });
+            advance(&mut outer, &self.output[..last]);
             let Some(base) = base else { continue };
-            // Positions of this line inside the range, then those whose element is inside the input.
-            let begin = range.start.max(line * line_len) - line * line_len;
-            let end = range.end.min((line + 1) * line_len) - line * line_len;
-            let (stride, before) = (self.strides[last], self.before[last]);
-            let shift = offset[last] * self.dilations[last];
-            let lo = begin.max(before.saturating_sub(shift).div_ceil(stride));
-            let hi = end.min((self.input[last] + before).saturating_sub(shift).div_ceil(stride));
+            let lo = inside_from.max(range.start.saturating_sub(line * line_len));
+            let hi = inside_to.min(line_len).min(range.end - line * line_len);
             if lo < hi {
                 f(Run {
                     output: line * line_len + lo,
@@ -126,10 +144,34 @@ impl Sweep {
         }
     }
 
+    /// For each window element, the runs of the output positions in `range`.
+    pub fn runs(&self, range: &std::ops::Range<usize>) -> Vec<Vec<Run>> {
+        let of = |offset| {
+            let mut runs: Vec<Run> = Vec::new();
+            self.for_each_run(offset, range.clone(), |r| match runs.last_mut() {
+                Some(last) if last.is_followed_by(&r) => last.len += r.len,
+                _ => runs.push(r),
+            });
+            runs
+        };
+        (0..self.offsets()).map(of).collect()
+    }
+
     /// The input index along `d` under window index `k` at output index `o`, if inside.
     fn source(&self, d: usize, o: usize, k: usize) -> Option<usize> {
         let at = o * self.strides[d] + k * self.dilations[d];
         at.checked_sub(self.before[d]).filter(|&i| i < self.input[d])
+    }
+}
+
+/// To the coordinates of the next index, row-major.
+fn advance(coord: &mut [usize], shape: &[usize]) {
+    for (c, &n) in coord.iter_mut().zip(shape).rev() {
+        *c += 1;
+        if *c < n {
+            return;
+        }
+        *c = 0;
     }
 }
 

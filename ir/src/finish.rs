@@ -4,7 +4,7 @@ use crate::graph::{Graph, Node, NodeId, Value, ValueDef, ValueId};
 use std::collections::HashMap;
 
 /// Drops nodes, weights and constants that no output needs. Inputs stay: they are the signature.
-pub(super) fn prune(graph: Graph) -> Graph {
+pub fn prune(graph: Graph) -> Graph {
     let mut needed = vec![false; graph.values.len()];
     for v in graph.inputs.iter().chain(&graph.outputs) {
         needed[v.index()] = true;
@@ -62,7 +62,7 @@ fn renumber(kept: &[bool]) -> Vec<u32> {
 
 /// Makes the names of values and those of nodes unique by numbering repeated ones: exporters slip,
 /// and branches that were inlined repeat names. Inputs, weights and outputs keep theirs.
-pub(super) fn unique_names(graph: &mut Graph) {
+pub fn unique_names(graph: &mut Graph) {
     let mut fixed = vec![false; graph.values.len()];
     for v in graph.outputs.iter().chain(&graph.inputs) {
         fixed[v.index()] = true;

@@ -2,7 +2,10 @@
 //! types that the op takes.
 #![allow(clippy::unwrap_used)]
 
+mod attention;
+#[path = "../common/mod.rs"]
 mod common;
+mod experts;
 
 use common::numbers;
 use planc_ir::dtype::ALL;
