@@ -6,7 +6,6 @@ use base64::engine::general_purpose::STANDARD;
 use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
-use planc_ir::ops::WorkKind;
 use planc_ir::plan::{
     Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage,
     Weight,
@@ -41,18 +40,18 @@ pub enum EmitError {
     Cluster(#[from] planc_cost_model::CostError),
 }
 
-/// The plan that runs `program`.
+/// The plan that runs `program`, which computes `graph`: the model's graph as it was planned.
 ///
 /// # Errors
 /// See [`EmitError`].
 pub fn plan(
     model: &Model,
+    graph: &Graph,
     file: &str,
     cost: &CostModel,
     search: &SearchResult,
     program: Program,
 ) -> Result<Plan, EmitError> {
-    let graph = &model.graph;
     let by_name: BTreeMap<&str, &Value> =
         graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
     let value = |id: BufferId| {
@@ -121,7 +120,7 @@ pub fn matrix_flops(graph: &Graph) -> f64 {
         .node_ids()
         .filter(|&id| !graph.is_dynamic(id))
         .map(|id| graph.node(id).op.work(&graph.input_types(id), &graph.output_types(id)))
-        .filter(|w| matches!(w.kind, WorkKind::Matmul { .. } | WorkKind::Conv { .. }))
+        .filter(|w| w.kind.is_matrix())
         .map(|w| w.flops)
         .sum()
 }

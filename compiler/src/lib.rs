@@ -8,7 +8,9 @@
 //! nor exits; the binary `planc` does.
 
 pub mod emit;
+pub mod inspect;
 pub mod pipeline;
 pub mod report;
+pub mod rewrite;
 pub mod search;
 pub mod verify;

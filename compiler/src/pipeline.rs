@@ -1,6 +1,7 @@
 //! From a model and a cluster to a plan: the passes, in order.
 
 use crate::emit::{self, EmitError};
+use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
 use planc_codegen::CodegenError;
 use planc_cost_model::CostModel;
@@ -33,6 +34,8 @@ pub enum CompileError {
 pub struct Compiled {
     /// The plan.
     pub plan: Plan,
+    /// The graph that was planned: the model's, with idioms as single ops.
+    pub raised: Raised,
     /// The search's result.
     pub search: SearchResult,
 }
@@ -48,10 +51,13 @@ pub fn compile(
     options: &SearchOptions,
     progress: &dyn Fn(&str),
 ) -> Result<Compiled, CompileError> {
+    progress("raising");
+    let raised = rewrite::raise(&model.graph);
+    let graph = &raised.graph;
     progress("searching");
-    let search = search::search(&model.graph, cost, options)?;
+    let search = search::search(graph, cost, options)?;
     progress("partitioning");
-    let program = planc_codegen::partition(&model.graph, &search.strategy, cost)?;
+    let program = planc_codegen::partition(graph, &search.strategy, cost)?;
     // The search counts what is live at once; gaps between buffers may come on top.
     let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
     if program.arena_bytes > limit_bytes {
@@ -61,6 +67,6 @@ pub fn compile(
     if !findings.is_empty() {
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
     }
-    let plan = emit::plan(model, file, cost, &search, program)?;
-    Ok(Compiled { plan, search })
+    let plan = emit::plan(model, graph, file, cost, &search, program)?;
+    Ok(Compiled { plan, raised, search })
 }

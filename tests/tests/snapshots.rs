@@ -29,13 +29,13 @@ fn snapshot(path: &Path, bind: &[(&str, u64)], cluster: &str) -> String {
     let cost = CostModel::new(&cluster, &catalogue).expect("cost model");
     let bind: Vec<(String, u64)> = bind.iter().map(|&(n, x)| (n.to_string(), x)).collect();
     let options = SearchOptions::default();
-    let (model, compiled) = plan(path, &bind, &cost, &options);
+    let (_, compiled) = plan(path, &bind, &cost, &options);
     let json = compiled.plan.to_json().expect("JSON");
     let (_, again) = plan(path, &bind, &cost, &options);
     assert_eq!(json, again.plan.to_json().expect("JSON"), "two runs give the same bytes");
     assert_eq!(Plan::from_json(&json).expect("reads back").to_json().expect("JSON"), json);
 
-    let mut text = plan_report(&model.graph, &cost, &compiled, true);
+    let mut text = plan_report(&cost, &compiled, true);
     let program = &compiled.plan.stages[0].program;
     let _ = writeln!(
         text,

@@ -27,8 +27,8 @@ fn columns_then_rows_with_one_all_reduce_each() {
         .with(Size::Seq, 512);
     write(&build("gpt", &config).expect("builds"), &path).expect("written");
     let cost = cost_model("H100", 8);
-    let (model, compiled) = plan(&path, &[], &cost, &SearchOptions::default());
-    let (graph, strategy) = (&model.graph, &compiled.search.strategy);
+    let (_, compiled) = plan(&path, &[], &cost, &SearchOptions::default());
+    let (graph, strategy) = (&compiled.raised.graph, &compiled.search.strategy);
 
     // Which factor each axis splits, by name; every axis the same one.
     let split = |layer: u64, suffix: &str| -> Vec<&'static str> {
@@ -68,5 +68,5 @@ fn columns_then_rows_with_one_all_reduce_each() {
     }
     // One an attention and one an MLP; one more after the embedding, whose table is split.
     assert_eq!(all_reduces, 2 * LAYERS + 1);
-    insta::assert_snapshot!(plan_report(graph, &cost, &compiled, true));
+    insta::assert_snapshot!(plan_report(&cost, &compiled, true));
 }

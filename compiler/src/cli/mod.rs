@@ -8,6 +8,7 @@ macro_rules! say {
 mod cluster;
 mod error;
 mod files;
+mod inspect;
 mod model;
 mod ops;
 mod plan;
@@ -39,6 +40,8 @@ enum Verb {
     Run(run::Args),
     /// Check that a plan computes what the model says.
     Verify(verify::Args),
+    /// Tell what a model is: its size, layers, kinds of ops, and what cannot be split.
+    Inspect(inspect::Args),
     /// List the supported operators.
     Ops(ops::Args),
     /// Write a model of a known family as ONNX.
@@ -75,6 +78,7 @@ impl Cli {
             Verb::Plan(args) => plan::run(&args),
             Verb::Run(args) => run::run(&args),
             Verb::Verify(args) => verify::run(&args),
+            Verb::Inspect(args) => inspect::run(&args),
             Verb::Ops(args) => ops::run(&args),
             Verb::Model(args) => model::run(&args),
         };

@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     if args.json {
         say!("{}", answer(&compiled, &out));
     } else {
-        say!("{}", plan_report(&model.graph, &cost, &compiled, args.all).trim_end());
+        say!("{}", plan_report(&cost, &compiled, args.all).trim_end());
         say!("{:<12}{}", "plan", out.display());
     }
     ok()

@@ -5,7 +5,6 @@
 use super::units::micros;
 use crate::search::evaluate::kind;
 use planc_cost_model::CostModel;
-use planc_ir::ops::WorkKind;
 use planc_ir::program::{Instr, Program};
 use planc_ir::sharding::{AxisUse, FactorKind, Sharding, Strategy, op_shardings};
 use planc_ir::{DType, Graph, NodeId, TensorType, ValueId};
@@ -127,7 +126,7 @@ fn compute(graph: &Graph, strategy: &Strategy, cost: &CostModel, id: NodeId) -> 
     let outputs = local(&node.outputs, &shardings.outputs);
     let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
     let dtype = outputs.first().map_or(DType::F32, |t| t.dtype);
-    let heavy = matches!(work.kind, WorkKind::Matmul { .. } | WorkKind::Conv { .. });
+    let heavy = work.kind.is_matrix();
     (cost.op_us(&work, dtype), heavy)
 }
 
@@ -191,7 +190,7 @@ fn words(graph: &Graph, strategy: &Strategy, id: NodeId) -> String {
 }
 
 /// Runs of digits become `*`: `h.3.attn` and `h.4.attn` are layers of one kind.
-fn collapse(name: &str) -> String {
+pub fn collapse(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for c in name.chars().map(|c| if c.is_control() { ' ' } else { c }) {
         match c {

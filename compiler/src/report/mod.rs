@@ -1,11 +1,11 @@
 //! What the plan command tells a person: one screen.
 
 pub mod layers;
+pub mod operators;
 pub mod units;
 
 use crate::pipeline::Compiled;
 use planc_cost_model::CostModel;
-use planc_ir::Graph;
 use planc_ir::plan::{Baseline, Prediction};
 use std::fmt::Write as _;
 use units::{bytes, count, flops, micros, percent};
@@ -14,8 +14,8 @@ use units::{bytes, count, flops, micros, percent};
 const MAX_ROWS: usize = 16;
 
 /// The report on a plan, within a screen unless `all_rows`.
-pub fn plan_report(graph: &Graph, cost: &CostModel, compiled: &Compiled, all_rows: bool) -> String {
-    let plan = &compiled.plan;
+pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> String {
+    let (plan, graph) = (&compiled.plan, &compiled.raised.graph);
     let mut out = String::new();
     // Writing to a string cannot fail.
     let mut line = |label: &str, text: String| {
@@ -35,6 +35,11 @@ pub fn plan_report(graph: &Graph, cost: &CostModel, compiled: &Compiled, all_row
         let bound: Vec<String> =
             plan.model.bindings.iter().map(|(k, v)| format!("{k}={v}")).collect();
         line("bound", bound.join(", "));
+    }
+    let raised = compiled.raised.counts();
+    if !raised.is_empty() {
+        let raised: Vec<String> = raised.iter().map(|(rule, n)| format!("{n} {rule}")).collect();
+        line("raised", raised.join(", "));
     }
     line("cluster", cluster(cost));
     line("mesh", compiled.search.strategy.mesh.to_string());

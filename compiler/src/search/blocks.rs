@@ -2,13 +2,13 @@
 //!
 //! A network of 96 equal layers is one layer decided once. Nodes are compared at a distance: node `i`
 //! *matches* node `i + p` if both apply the same op to equal types, and each operand comes either from
-//! the same distance back, or from the very same value, or (weights, constants) from a value of its own
-//! of the same type. A stretch of matches of length `L ≥ p` is a run of `L + p` nodes with period `p`;
+//! the same distance back, or from the very same value, or (inputs, weights, constants) from a value of
+//! its own of the same type. A stretch of matches of length `L` is a run of `L + p` nodes with period `p`;
 //! node `s + k` of the run decides with all others at the same place modulo `p`.
 //!
 //! The longest run is taken first, then the rest to its left and right is searched in the same way. The
 //! first block of a run reads what precedes the run rather than a block, so a run is extended to the
-//! left over nodes that differ from the next block's only in that.
+//! left over nodes that differ from the next block's only in that; it must span two blocks then.
 //!
 //! A period has at least [`MIN_PERIOD`] nodes, several blocks if need be: strategies that alternate
 //! between neighbouring layers (column-parallel, then row-parallel) must stay expressible. Sharing
@@ -46,9 +46,14 @@ impl Blocks {
         Self { leader: (0..graph.nodes.len()).collect(), runs: Vec::new() }
     }
 
-    /// Finds the repeated blocks of a graph.
+    /// Finds the repeated blocks of a graph, for deciding.
     pub fn find(graph: &Graph) -> Self {
-        let finder = Finder { graph, kind: kinds(graph) };
+        Self::with_period(graph, MIN_PERIOD)
+    }
+
+    /// Finds the repeated blocks of at least `least` nodes.
+    pub fn with_period(graph: &Graph, least: usize) -> Self {
+        let finder = Finder { graph, kind: kinds(graph), least: least.max(1) };
         let mut blocks = Self::none(graph);
         finder.search(0, graph.nodes.len(), &mut blocks.runs);
         blocks.runs.sort_unstable_by_key(|r| r.start);
@@ -84,13 +89,15 @@ fn kinds(graph: &Graph) -> Vec<usize> {
 struct Finder<'a> {
     graph: &'a Graph,
     kind: Vec<usize>,
+    /// The least period.
+    least: usize,
 }
 
 impl Finder<'_> {
     /// Finds the longest run within `lo..hi`, then searches beside it.
     fn search(&self, lo: usize, hi: usize, runs: &mut Vec<Run>) {
         let mut best: Option<Run> = None;
-        for period in MIN_PERIOD..=(hi - lo) / 2 {
+        for period in self.least..=(hi - lo) / 2 {
             let mut start = lo;
             for i in lo..=hi - period {
                 if i < hi - period && self.matches(i, period, None) {
@@ -98,11 +105,15 @@ impl Finder<'_> {
                 }
                 let (length, run_start) = (i - start, start);
                 start = i + 1;
-                if length < period {
+                // The first block of a short run matches only once it may read what precedes it.
+                if length * 8 < period {
                     continue;
                 }
                 let run =
                     self.extended(Run { start: run_start, nodes: length + period, period }, lo);
+                if run.nodes < 2 * period {
+                    continue;
+                }
                 let shared = |r: &Run| r.nodes - r.period;
                 if best.as_ref().is_none_or(|b| shared(&run) > shared(b)) {
                     best = Some(run);
@@ -143,6 +154,7 @@ impl Finder<'_> {
             }
             (_, ValueDef::Node { .. }) => first.is_some(),
             (ValueDef::Weight(_), ValueDef::Weight(_))
+            | (ValueDef::Input, ValueDef::Input)
             | (ValueDef::Constant(_), ValueDef::Constant(_)) => true,
             _ => false,
         }
@@ -216,6 +228,12 @@ mod tests {
         }
         let blocks = Blocks::find(&graph);
         assert_eq!(blocks.runs, [Run { start: 2, nodes: 75, period: 25 }]);
+    }
+
+    #[test]
+    fn two_blocks_are_a_run() {
+        let graph = residual(2, 12);
+        assert_eq!(Blocks::find(&graph).runs, [Run { start: 2, nodes: 50, period: 25 }]);
     }
 
     #[test]

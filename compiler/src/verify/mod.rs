@@ -1,12 +1,12 @@
 //! Checks that a plan computes what a model says, without trusting the search or the partitioner.
 //!
 //! 1. **Structure** ([`structure`]): the plan is of this model (digest); its programs pass the program
-//!    verifier; each node of the model appears exactly once, as the kernel that its op lowers to, reading
+//!    verifier; each node of the raised model appears exactly once, as the kernel that its op lowers to, reading
 //!    and writing buffers of its own values in the shardings that its factor rule derives from its
 //!    strategy; everything else only reshards. Together with the factor rules (which are tested op by
 //!    op) this is a proof of equivalence.
 //! 2. **Numbers** ([`numbers`]): the plan's strategies are executed on virtual CPU ranks and compared with
-//!    the reference evaluation, on the model's own dimensions if that is cheap, else on small ones.
+//!    the reference evaluation of the model as it was imported, which checks the raising too, on the model's own dimensions if that is cheap, else on small ones.
 
 pub mod compare;
 pub mod numbers;
@@ -15,6 +15,7 @@ pub mod structure;
 pub use compare::{Comparison, Tolerance, compare, random_inputs};
 pub use numbers::Numerical;
 
+use crate::rewrite::raise;
 use planc_ir::onnx::{ImportError, ImportOptions, import};
 use planc_ir::plan::Plan;
 use std::collections::BTreeMap;
@@ -79,9 +80,10 @@ pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, Ver
             found: model.digest,
         });
     }
-    let findings = structure::check(plan, &model.graph);
+    let raised = raise(&model.graph).graph;
+    let findings = structure::check(plan, &raised);
     let numerical = if findings.is_empty() {
-        numbers::check(plan, &model, path, options)?
+        numbers::check(plan, &model.graph, &raised, path, options)?
     } else {
         Numerical::Skipped { why: "the structure is wrong".to_string() }
     };

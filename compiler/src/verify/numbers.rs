@@ -3,9 +3,10 @@
 use super::compare::{Comparison, Tolerance, compare, random_inputs};
 use super::{Options, VerifyError};
 use crate::emit::matrix_flops;
+use crate::rewrite::raise;
 use planc_cost_model::{Catalogue, Cluster, CostModel};
 use planc_ir::graph::{Graph, ValueDef};
-use planc_ir::onnx::{ImportOptions, Model, import};
+use planc_ir::onnx::{ImportOptions, import};
 use planc_ir::plan::{Named, Plan};
 use planc_ir::program::Program;
 use planc_ir::sharding::{Sharding, Strategy};
@@ -46,14 +47,15 @@ pub enum Numerical {
 /// If something that should run does not.
 pub fn check(
     plan: &Plan,
-    model: &Model,
+    model: &Graph,
+    raised: &Graph,
     path: &Path,
     options: &Options,
 ) -> Result<Numerical, VerifyError> {
     let program = &plan.stages[0].program;
-    if options.bind.is_empty() && is_cheap(&model.graph) {
+    if options.bind.is_empty() && is_cheap(model) {
         let what = "the plan's own program";
-        return run(what.to_string(), &model.graph, program, path, options.seed);
+        return run(what.to_string(), model, raised, program, path, options.seed);
     }
     if plan.model.bindings.is_empty() {
         let why = "the model is too large for the reference evaluation, and none of its dimensions \
@@ -76,18 +78,19 @@ pub fn check(
         Ok(small) => small,
         Err(e) => return skipped(format!("{what}: {e}")),
     };
-    if !same_nodes(&small.graph, &model.graph) {
+    let small_raised = raise(&small.graph).graph;
+    if !same_nodes(&small_raised, raised) {
         return skipped(format!("{what}: the model's nodes depend on its dimensions; try --bind"));
     }
     if !is_cheap(&small.graph) {
         return skipped(format!("{what}: the model is too large for the reference evaluation"));
     }
-    let strategy = match strategy(plan, &small.graph) {
+    let strategy = match strategy(plan, &small_raised) {
         Ok(strategy) => strategy,
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
-    let program = planc_codegen::partition(&small.graph, &strategy, &cost_model(plan)?)?;
-    run(what, &small.graph, &program, path, options.seed)
+    let program = planc_codegen::partition(&small_raised, &strategy, &cost_model(plan)?)?;
+    run(what, &small.graph, &small_raised, &program, path, options.seed)
 }
 
 fn is_cheap(graph: &Graph) -> bool {
@@ -129,10 +132,11 @@ fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
     CostModel::new(&cluster, &catalogue).map_err(bad)
 }
 
-/// Runs a program of `graph` and the reference on the same random inputs.
+/// Runs a program of `raised` and the reference, `graph` as it was imported, on the same random inputs.
 fn run(
     what: String,
     graph: &Graph,
+    raised: &Graph,
     program: &Program,
     path: &Path,
     seed: u64,
@@ -147,7 +151,7 @@ fn run(
         .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
         .collect();
     let inputs = random_inputs(&named, seed)?;
-    let constants = graph
+    let constants = raised
         .values
         .iter()
         .filter_map(|v| match &v.def {
