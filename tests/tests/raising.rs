@@ -84,7 +84,7 @@ const TRANSFORMERS: &[(&str, [usize; 4])] = &[
     ("mixtral-hf", [2, 5, 4, 2]),
     ("old-gpt2-legacy", [3, 7, 0, 3]),
     ("old-llama-legacy", [2, 5, 4, 2]),
-    ("old-mixtral-legacy", [2, 5, 4, 0]),
+    ("old-mixtral-legacy", [2, 5, 4, 2]),
     ("sd-unet-dynamo", [8, 33, 0, 23]),
     ("sd-unet-legacy", [8, 33, 0, 23]),
     ("t5-hf", [6, 12, 0, 4]),

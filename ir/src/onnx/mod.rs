@@ -184,9 +184,16 @@ fn bound(
     given: &Bindings,
     build: &dyn Fn(&Bindings) -> Result<Graph, ImportError>,
 ) -> Result<(Graph, Bindings, BTreeMap<String, Relation>), ImportError> {
-    let attempt = |bind: &Bindings| build(bind).map(|_| ());
+    let attempt = |bind: &Bindings| build(bind).and_then(|graph| relations::reach(&graph));
     match build(given) {
-        Ok(graph) => Ok((graph, given.clone(), BTreeMap::new())),
+        Ok(graph) if given.is_empty() => Ok((graph, given.clone(), BTreeMap::new())),
+        Ok(graph) => {
+            match relations::reach(&graph).map_err(|e| contradiction(given, e, &attempt)) {
+                // An index that is out of range for another reason is left to the run.
+                Ok(()) | Err(ImportError::Op { .. }) => Ok((graph, given.clone(), BTreeMap::new())),
+                Err(contradiction) => Err(contradiction),
+            }
+        }
         Err(ImportError::Unbound { names }) if !given.is_empty() => {
             let relations = relations::solve(&names, given, &attempt);
             let found = relations.iter().map(|(name, r)| (name.clone(), r.value));
@@ -194,29 +201,36 @@ fn bound(
             Ok((build(&bindings)?, bindings, relations))
         }
         Err(source @ ImportError::Op { source: OpError::ShapeMismatch { .. }, .. }) => {
-            // Perhaps one of the values is not what it must be.
-            for (name, &value) in given {
-                let mut others = given.clone();
-                others.remove(name);
-                let relations = relations::solve(std::slice::from_ref(name), &others, &attempt);
-                let Some(relation) = relations.get(name).filter(|r| r.value != value) else {
-                    continue;
-                };
-                others.insert(name.clone(), relation.value);
-                if build(&others).is_ok() {
-                    return Err(ImportError::Contradiction {
-                        name: name.clone(),
-                        value,
-                        expression: relation.expression.clone(),
-                        expected: relation.value,
-                        source: Box::new(source),
-                    });
-                }
-            }
-            Err(source)
+            Err(contradiction(given, source, &attempt))
         }
         Err(other) => Err(other),
     }
+}
+
+/// What is wrong with given values, if without one of them it would follow from the others to be another;
+/// else the error that they lead to.
+fn contradiction(
+    given: &Bindings,
+    source: ImportError,
+    attempt: &dyn Fn(&Bindings) -> Result<(), ImportError>,
+) -> ImportError {
+    for (name, &value) in given {
+        let mut others = given.clone();
+        others.remove(name);
+        let relations = relations::solve(std::slice::from_ref(name), &others, attempt);
+        let Some(relation) = relations.get(name).filter(|r| r.value != value) else { continue };
+        others.insert(name.clone(), relation.value);
+        if attempt(&others).is_ok() {
+            return ImportError::Contradiction {
+                name: name.clone(),
+                value,
+                expression: relation.expression.clone(),
+                expected: relation.value,
+                source: Box::new(source),
+            };
+        }
+    }
+    source
 }
 
 /// Adds the graph's inputs. Files of IR version 3 list initializers too; those are weights.

@@ -3,20 +3,26 @@
 //! Extents are numbers everywhere in the IR, so relations are found by trying. A name without a value
 //! gets a number that nothing else has; where shapes then contradict each other, the contradiction says
 //! which number it should have been: its extents are taken to be affine in the name, and a second number
-//! gives the slope. What is found is kept only if the import gets past the contradiction with it. The
+//! gives the slope. Known indices that lie outside of what they pick from are a contradiction too; the
+//! name is then as small as it can be. What is found is kept only if the import gets past the contradiction with it. The
 //! expression in the other names comes from varying each of them.
 
 use super::error::ImportError;
 use crate::OpError;
+use crate::graph::{Extents, Graph};
+use crate::ops::Op;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Values of symbolic dimensions.
 pub(super) type Bindings = BTreeMap<String, u64>;
 
-/// Numbers to try for names without a value: the smallest, since a file may cut off what is too long
+/// Numbers to try for names without a value: small, since a file may cut off what is too long
 /// rather than contradict itself.
-const PROBES: [u64; 8] = [2, 3, 5, 7, 11, 13, 17, 19];
+const PROBES: [u64; 8] = [2, 3, 5, 7, 4, 6, 11, 13];
+
+/// Given values below this are not used.
+const LEAST_USEFUL: u64 = 8;
 
 /// Numbers that stand in for given values that are of no use: not too large for tables of positions.
 const STAND_INS: [u64; 8] = [29, 23, 31, 37, 41, 43, 47, 53];
@@ -35,6 +41,40 @@ pub struct Relation {
 
 /// Imports under bindings, for its errors.
 type Attempt<'a> = dyn Fn(&Bindings) -> Result<(), ImportError> + 'a;
+
+/// Whether all known indices lie inside of what they pick from.
+pub(super) fn reach(graph: &Graph) -> Result<(), ImportError> {
+    for node in &graph.nodes {
+        let [data, indices] = node.inputs[..] else { continue };
+        let (Some(indices), Extents::Static) =
+            (graph.constant_of(indices), graph.value(data).extents)
+        else {
+            continue;
+        };
+        let shape = &graph.ty(data).shape;
+        // Which dimensions the numbers of an index pick along.
+        let picked = match &node.op {
+            Op::Gather(gather) => &shape[gather.axis..=gather.axis],
+            Op::GatherNd(gather) if gather.batch_dims == 0 => {
+                let width = indices.shape().last().map_or(0, |&n| n as usize);
+                &shape[..width.min(shape.len())]
+            }
+            _ => continue,
+        };
+        for (i, &extent) in picked.iter().enumerate() {
+            let numbers = (i..indices.len()).step_by(picked.len());
+            let most = numbers.map(|at| indices.int_at(at)).max().unwrap_or(-1);
+            let needed = u64::try_from(most + 1).unwrap_or(0);
+            if needed > extent {
+                let why = "an index lies outside";
+                let source = OpError::ShapeMismatch { lhs: vec![needed], rhs: vec![extent], why };
+                let (node, op_type) = (node.name.clone(), node.op.name().to_string());
+                return Err(ImportError::Op { node, op_type, source });
+            }
+        }
+    }
+    Ok(())
+}
 
 /// What follows for `names` from the values in `bind`. Names that nothing follows for are left out.
 pub(super) fn solve(
@@ -79,12 +119,13 @@ pub(super) fn solve(
     at_base.iter().filter_map(relation).collect()
 }
 
-/// The bindings with every value changed that is 1, which broadcasts, or that another name has.
+/// The bindings with every value changed that is of no use: 1 broadcasts, small ones may be what is
+/// tried, and equal ones say nothing.
 fn distinct(bind: &Bindings) -> Bindings {
     let mut base = Bindings::new();
     for (name, &value) in bind {
         let is_taken = |n: u64| base.values().any(|&v| v == n);
-        let usable = value > 1 && value < u64::MAX && !is_taken(value);
+        let usable = (LEAST_USEFUL..u64::MAX).contains(&value) && !is_taken(value);
         let given = |n: u64| bind.values().any(|&v| v == n);
         let stand_in = STAND_INS.iter().find(|&&n| !is_taken(n) && !given(n));
         let value = if usable { value } else { stand_in.copied().unwrap_or(value) };
@@ -112,9 +153,8 @@ fn values(names: &[String], bind: &Bindings, attempt: &Attempt<'_>) -> Option<Bi
             Ok(()) => return Some(solved),
             Err(e) => Contradiction::of(e)?,
         };
-        let open = names.iter().filter(|name| !solved.contains_key(*name));
-        let (name, value) =
-            open.into_iter().find_map(|n| resolve(n, &contradiction, &trial, attempt))?;
+        let mut open = names.iter().filter(|name| !solved.contains_key(*name));
+        let (name, value) = open.find_map(|n| resolve(n, &contradiction, &trial, attempt))?;
         trial.insert(name.clone(), value);
         solved.insert(name.clone(), value);
     }

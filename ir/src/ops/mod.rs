@@ -206,8 +206,13 @@ pub fn decoder(domain: &str, name: &str, version: i64) -> Option<&'static Decode
 }
 
 impl Op {
-    /// For each output whether its extents are facts, if the op is one that leaves extents open. Only
-    /// such ops take operands whose extents are open.
+    /// Whether the op may leave extents open. Only such ops take operands whose extents are open.
+    pub const fn leaves_extents_open(&self) -> bool {
+        matches!(self, Self::If(_) | Self::Loop(_) | Self::Deferred(_))
+    }
+
+    /// For each output whether its extents are facts, if the op is one that leaves extents open; bodies must
+    /// be well formed.
     pub fn extents(&self) -> Option<Vec<Extents>> {
         match self {
             Self::If(op) => Some(op.extents()),
