@@ -83,7 +83,7 @@ fn runs_whole(graph: &Graph, id: NodeId) -> bool {
     let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
     let contents: Vec<_> = node.inputs.iter().map(|&v| graph.constant_of(v)).collect();
     matches!(node.op.lower(), Kernel::Reference { .. })
-        && node.op.extents().is_some()
+        && node.op.leaves_extents_open()
         && node.op.infer(&inputs, &contents).is_ok_and(|types| types == outputs)
         && node.op.rule(&inputs, &outputs).opaque.is_some()
 }

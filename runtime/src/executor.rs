@@ -363,7 +363,7 @@ impl Rank {
             .map(|(id, bytes)| Out { local: &locals[id.index()], bytes })
             .collect();
         match kernel {
-            Kernel::Reference { op } if op.extents().is_some() => {
+            Kernel::Reference { op } if op.leaves_extents_open() => {
                 let parts = ids.iter().zip(&inputs).map(|(id, x)| match self.dynamic.get(id) {
                     Some(_) => Ok(None),
                     None => reference::load(x).map(Some),
@@ -390,5 +390,44 @@ impl Rank {
             }
             _ => cpu::run(kernel, &inputs, &mut results),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planc_ir::program::{Buffer, Slot};
+    use planc_ir::sharding::{Mesh, Sharding};
+    use planc_ir::{DType, TensorType};
+
+    #[test]
+    fn dynamic_buffers_are_dropped_after_their_last_read() {
+        let buffer = |dynamic| Buffer {
+            name: String::new(),
+            ty: TensorType::new(DType::F32, []),
+            sharding: Sharding::replicated(0),
+            dynamic,
+            slot: Slot::default(),
+        };
+        let instr = |inputs: &[u32], output: u32| Instr::Kernel {
+            node: String::new(),
+            kernel: Kernel::Copy,
+            inputs: inputs.iter().map(|&b| BufferId(b)).collect(),
+            outputs: vec![BufferId(output)],
+        };
+        let program = Program {
+            mesh: Mesh::new([("r", 1)]),
+            buffers: [false, true, true, true, true].map(buffer).to_vec(),
+            inputs: vec![BufferId(0)],
+            weights: vec![],
+            constants: vec![],
+            // Nothing reads 3, the caller reads 4.
+            instrs: vec![instr(&[0], 1), instr(&[1], 2), instr(&[0], 3), instr(&[2, 1, 2], 4)],
+            outputs: vec![BufferId(4)],
+            arena_bytes: 0,
+        };
+        let freed: Vec<Vec<u32>> =
+            last_reads(&program).iter().map(|l| l.iter().map(|b| b.0).collect()).collect();
+        assert_eq!(freed, [vec![], vec![], vec![3], vec![2, 1]]);
     }
 }

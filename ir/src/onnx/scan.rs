@@ -52,7 +52,18 @@ impl Importer<'_> {
         let Some(sources) = sources.into_iter().collect::<Option<Vec<ValueId>>>() else {
             return Err(op_error(item, OpError::MissingInput { index: carried }));
         };
-        let Some(count) = self.count(item, sources[0], inputs[0])? else { return Ok(None) };
+        let extents = sources.iter().zip(&inputs).map(|(&v, &along)| self.slices_of(v, along));
+        let extents = extents.collect::<Result<Vec<Option<u64>>, _>>();
+        let mut extents = extents.map_err(|e| op_error(item, e))?.into_iter().flatten();
+        let known = extents.next();
+        if extents.any(|n| Some(n) != known) {
+            return Err(bad("scans operands of different extents"));
+        }
+        let count = match known.map(i64::try_from) {
+            Some(n) => Some(self.constant(item, Tensor::scalar(n.unwrap_or(i64::MAX)))),
+            None => self.count(item, sources[0], inputs[0])?,
+        };
+        let Some(count) = count else { return Ok(None) };
 
         let Some(slots) = self.slots(item, states, 0)? else { return Ok(None) };
         let outer = self.graphs.len() - 1;
@@ -105,19 +116,22 @@ impl Importer<'_> {
         Ok(Some(values.into_iter().map(|v| self.local(v)).collect()))
     }
 
-    /// How many slices an operand has.
+    /// How many slices an operand has, if its extents are known.
+    fn slices_of(&mut self, source: ValueId, along: Along) -> Result<Option<u64>, OpError> {
+        if self.is_dynamic(source) {
+            return Ok(None);
+        }
+        let ty = self.graph().ty(source);
+        Ok(Some(ty.shape[ty.axis(along.axis)?]))
+    }
+
+    /// How many slices an operand has, where only the run knows.
     fn count(
         &mut self,
         item: &Item<'_>,
         source: ValueId,
         along: Along,
     ) -> Result<Option<ValueId>, ImportError> {
-        if !self.is_dynamic(source) {
-            let ty = self.graph().ty(source).clone();
-            let axis = ty.axis(along.axis).map_err(|e| op_error(item, e))?;
-            let count = Tensor::scalar(i64::try_from(ty.shape[axis]).unwrap_or(i64::MAX));
-            return Ok(Some(self.constant(item, count)));
-        }
         let Some(shape) = self.stand_in(item, "Shape", &[source], &[])? else { return Ok(None) };
         let axis = self.constant(item, Tensor::scalar(along.axis));
         self.stand_in(item, "Gather", &[shape, axis], &[])
