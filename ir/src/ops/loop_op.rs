@@ -40,6 +40,10 @@ pub struct Loop {
     pub iterations: Option<u64>,
 }
 
+/// So many bytes of values whose extents may change count as one more iteration: where they grow, each
+/// iteration does more than the one before.
+const BYTES_AN_ITERATION: u64 = 4 << 10;
+
 /// ONNX operators decoded here.
 pub const DECODERS: &[DecoderEntry] =
     &[DecoderEntry::onnx("Loop", 1, decode_loop), DecoderEntry::onnx("Scan", 8, decode_scan)];
@@ -105,6 +109,13 @@ impl Loop {
         before.take(carried.len()).chain(scanned.into_iter().map(scan)).collect()
     }
 
+    /// Bytes of the carried values whose extents may change.
+    fn open_bytes(&self, carried: &[Tensor]) -> u64 {
+        let inputs = self.body.inputs.iter().skip(2).map(|&v| self.body.value(v).extents);
+        let open = carried.iter().zip(inputs).filter(|(_, e)| *e == Extents::Dynamic);
+        open.fold(0, |sum, (t, _)| sum.saturating_add(t.ty().bytes()))
+    }
+
     /// Evaluates, taking from the budget of iterations.
     pub(crate) fn eval_within(
         &self,
@@ -127,10 +138,10 @@ impl Loop {
         let mut stacked_bytes = 0u64;
         let mut i = 0;
         while running && i < limit {
-            if *iterations == 0 {
-                return Err(EvalError::TooLong { iterations: limit, limit: MAX_ITERATIONS });
-            }
-            *iterations -= 1;
+            let cost = 1 + self.open_bytes(&carried) / BYTES_AN_ITERATION;
+            *iterations = iterations
+                .checked_sub(cost)
+                .ok_or(EvalError::TooLong { iterations: limit, limit: MAX_ITERATIONS })?;
             let number = Tensor::scalar(i as i64);
             let condition = Tensor::scalar(running);
             let operands: Vec<&Tensor> = [&number, &condition]
