@@ -1,7 +1,7 @@
 //! Values whose extents are only known when the program runs: made and read whole by every rank, kept
 //! outside the arena.
 
-mod random;
+use crate::random;
 
 use planc_codegen::{CodegenError, MemoryReport, partition};
 use planc_ir::interp::evaluate;

@@ -1,6 +1,6 @@
 //! What partitioning makes of hand-written strategies.
 
-mod random;
+use crate::random;
 
 use planc_codegen::{CodegenError, MemoryReport, partition};
 use planc_ir::ops::map::Map;

@@ -1,7 +1,7 @@
 //! Any legal strategy computes what the graph says: random graphs, meshes, strategies and prices,
 //! partitioned, verified, and run on as many CPU ranks as the mesh has.
 
-mod random;
+use crate::random;
 
 use planc_codegen::{MemoryReport, partition};
 use planc_ir::Tensor;

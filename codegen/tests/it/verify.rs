@@ -1,7 +1,7 @@
 //! The verifier finds what is wrong, and a program in which it finds nothing never makes the runtime
 //! panic, however it came about.
 
-mod random;
+use crate::random;
 
 use planc_codegen::partition;
 use planc_ir::program::verify::{Finding, verify};

@@ -1,5 +1,4 @@
 //! Random graphs, meshes, strategies and prices, drawn from a list of choices that proptest shrinks.
-#![allow(dead_code)] // each test uses some of it
 
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;

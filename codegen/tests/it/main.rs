@@ -1,0 +1,7 @@
+//! What partitioning must give: right numbers, verified programs, and errors that say what is wrong.
+
+mod dynamic;
+mod layers;
+mod partition;
+mod random;
+mod verify;
