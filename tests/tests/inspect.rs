@@ -51,9 +51,7 @@ fn count(inspection: &Inspection, family: &str) -> u64 {
 /// Transformers by name, which must show attention, norms and MLPs.
 fn is_transformer(name: &str) -> bool {
     let families = ["bert", "gpt", "llama", "mixtral", "t5-", "vit", "whisper", "dit"];
-    families.iter().any(|family| name.contains(family))
-        && !name.contains("int8")
-        && !name.contains("resnet")
+    families.iter().any(|family| name.contains(family)) && !name.contains("int8")
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //! gets a number that nothing else has; where shapes then contradict each other, the contradiction says
 //! which number it should have been: its extents are taken to be affine in the name, and a second number
 //! gives the slope. Known indices that lie outside of what they pick from are a contradiction too; the
-//! name is then as small as it can be. What is found is kept only if the import gets past the contradiction with it. The
-//! expression in the other names comes from varying each of them.
+//! name is then as small as it can be. What is found is kept only if the import gets past the
+//! contradiction with it. The expression in the other names comes from varying each of them twice: what
+//! does not move alike both times is not affine, and not kept.
 
 use super::error::ImportError;
 use crate::OpError;
@@ -90,20 +91,29 @@ pub(super) fn solve(
     // How the values move with each bound name.
     let mut slopes: BTreeMap<&String, Vec<(&String, i128)>> = BTreeMap::new();
     for (name, &value) in &base {
-        let mut moved = base.clone();
-        let mut larger = (1..=base.len() as u64).filter_map(|by| value.checked_add(by));
-        let other = larger.find(|n| base.values().all(|v| v != n));
-        let Some(other) = other else { return BTreeMap::new() };
-        moved.insert(name.clone(), other);
-        let Some(at_moved) = values(names, &moved, attempt) else { return BTreeMap::new() };
+        let larger = (1..=base.len() as u64 + 1).filter_map(|by| value.checked_add(by));
+        let mut others = larger.filter(|n| base.values().all(|v| v != n));
+        let (Some(near), Some(far)) = (others.next(), others.next()) else {
+            return BTreeMap::new();
+        };
+        let moved = |to: u64| {
+            let mut moved = base.clone();
+            moved.insert(name.clone(), to);
+            values(names, &moved, attempt)
+        };
+        let (Some(at_near), Some(at_far)) = (moved(near), moved(far)) else {
+            return BTreeMap::new();
+        };
         for (solved, &before) in &at_base {
-            let Some(&after) = at_moved.get(solved) else { return BTreeMap::new() };
-            let (rise, run) = (difference(after, before), difference(other, value));
-            if rise % run != 0 {
-                return BTreeMap::new();
-            }
-            if rise != 0 {
-                slopes.entry(solved).or_default().push((name, rise / run));
+            let slope = |at: &Bindings, to: u64| {
+                let (rise, run) = (difference(*at.get(solved)?, before), difference(to, value));
+                (rise % run == 0).then_some(rise / run)
+            };
+            match (slope(&at_near, near), slope(&at_far, far)) {
+                (Some(a), Some(b)) if a == b => {
+                    slopes.entry(solved).or_default().extend((a != 0).then_some((name, a)));
+                }
+                _ => return BTreeMap::new(),
             }
         }
     }
@@ -310,8 +320,13 @@ mod tests {
     fn what_is_free_stays_free() {
         let attempt = model(|b| (vec![b["x"]], vec![b["x"]]));
         assert_eq!(solved(&["y"], &bind(&[("x", 5)]), &attempt), []);
-        // x² = y is not affine: no value of y serves two values of x with one slope.
+    }
+
+    #[test]
+    fn what_is_not_affine_is_not_kept() {
         let attempt = model(|b| (vec![b["x"] * b["x"]], vec![b["y"]]));
-        assert_eq!(solved(&["z"], &bind(&[("x", 5), ("y", 7)]), &attempt), []);
+        for x in [5, 40] {
+            assert_eq!(solved(&["y"], &bind(&[("x", x)]), &attempt), []);
+        }
     }
 }
