@@ -171,16 +171,16 @@ impl Promise {
         TensorType::new(self.dtype, self.shape.clone().unwrap_or_default())
     }
 
-    fn check(&self, tensor: &Tensor) -> Result<(), EvalError> {
-        let fits = self.shape.as_ref().is_none_or(|s| s == tensor.shape());
-        if self.dtype == tensor.dtype() && fits {
+    fn check(&self, found: &TensorType) -> Result<(), EvalError> {
+        let fits = self.shape.as_ref().is_none_or(|s| *s == found.shape);
+        if self.dtype == found.dtype && fits {
             return Ok(());
         }
         let promised = match self.shape {
             Some(_) => self.ty().to_string(),
             None => format!("{}[*]", self.dtype),
         };
-        Err(EvalError::Invalid(format!("gives {}, but the model says {promised}", tensor.ty())))
+        Err(EvalError::Invalid(format!("gives {found}, but the model says {promised}")))
     }
 }
 
@@ -205,13 +205,20 @@ impl OpDef for Deferred {
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let failed = |e: String| EvalError::Invalid(format!("{}: {e}", self.op_type));
         let graph = self.decode(inputs).map_err(|e| failed(e.to_string()))?;
+        // A broken promise is seen before it is computed, where the extents are known by now.
+        for (promise, &v) in self.results.iter().zip(&graph.outputs) {
+            let value = graph.value(v);
+            if value.extents == Extents::Static {
+                promise.check(&value.ty)?;
+            }
+        }
         let results = evaluate(&graph, &[], &InMemory).map_err(|e| failed(e.to_string()))?;
         if results.len() != self.results.len() {
             let why = format!("has {} results, not {}", results.len(), self.results.len());
             return Err(failed(why));
         }
         for (promise, tensor) in self.results.iter().zip(&results) {
-            promise.check(tensor)?;
+            promise.check(tensor.ty())?;
         }
         Ok(results)
     }
