@@ -8,6 +8,7 @@
 //! value has its home, stands in the strategy; what remains is to make every reshard an explicit
 //! instruction and to give every buffer a place in the arena.
 
+mod carry;
 pub mod error;
 pub mod liveness;
 pub mod memory;

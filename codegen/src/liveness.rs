@@ -4,13 +4,16 @@
 //! input's storage; no buffer is ever written twice, so nobody can tell. Everything else has storage
 //! of its own.
 //!
+//! What state becomes lies where the state lies.
+//!
 //! Storage is live from the instruction that writes it to the last one that reads it, both included:
 //! a kernel's operands and results are live together. What is filled before the first instruction
-//! (inputs, weights, constants) stays for the whole program, so that a loaded program can be run
+//! (inputs, weights, constants, accumulators) stays for the whole program, so that a loaded program can be run
 //! again; outputs stay until the end.
 
 use crate::CodegenError;
 use planc_ir::program::{BufferId, Instr, Kernel, Program};
+use std::collections::BTreeMap;
 
 /// Storage of one or more buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,9 +39,12 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
     let mut all: Vec<Storage> = Vec::new();
     let mut of_buffer: Vec<Option<usize>> = vec![None; program.buffers.len()];
 
-    for (list, is_weight) in
-        [(&program.inputs, false), (&program.weights, true), (&program.constants, true)]
-    {
+    for (list, is_weight) in [
+        (&program.inputs, false),
+        (&program.weights, true),
+        (&program.constants, true),
+        (&program.accumulators, false),
+    ] {
         for &b in list {
             of_buffer[b.index()] = Some(all.len());
             all.push(Storage {
@@ -50,6 +56,8 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
             });
         }
     }
+    let becomes: BTreeMap<BufferId, BufferId> =
+        program.carried.iter().map(|c| (c.next, c.state)).collect();
     for (at, instr) in program.instrs.iter().enumerate() {
         for b in instr.reads() {
             if let Some(s) = of_buffer[b.index()] {
@@ -58,8 +66,11 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
         }
         for &b in instr.writes() {
             let bytes = local_bytes(program, b)?;
-            let shared = copied(instr)
-                .and_then(|input| of_buffer[input.index()])
+            let shared = becomes
+                .get(&b)
+                .copied()
+                .or_else(|| copied(instr))
+                .and_then(|place| of_buffer[place.index()])
                 .filter(|&s| all[s].bytes == bytes);
             let s = shared.unwrap_or(all.len());
             if shared.is_none() {

@@ -9,14 +9,23 @@
 //!    that they have in common.
 //! 4. An output that is partial is reduced to whatever sharding is cheapest, unless the program has
 //!    it in a finished form already.
-//! 5. A value whose extents are only known at run time becomes a dynamic buffer: nodes that run whole
+//! 5. State takes on its next value in place: what it becomes is brought into the state's home sharding as
+//!    soon as it is there, and lies where the state lies. Where something still reads the state after
+//!    that, or the next value is needed elsewhere too, it is copied there in the end.
+//! 6. A value whose extents are only known at run time becomes a dynamic buffer: nodes that run whole
 //!    on every rank make it and read it.
 
+use crate::carry::Uses;
 use crate::{CodegenError, memory};
-use planc_ir::program::{Buffer, BufferId, Instr, Kernel, Program, Slot};
+use planc_ir::program::{
+    Buffer, BufferId, CarriedBuffer, Instr, Kernel, MicroBatches, Program, Slot,
+};
+use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::reshard::{Path, Resharder, StepCost, reshard_reduced};
 use planc_ir::sharding::{OpShardings, Sharding, Strategy};
-use planc_ir::{Extents, Graph, NodeId, ValueDef, ValueId};
+use planc_ir::{Carried, Extents, Graph, NodeId, Phase, ValueDef, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// The program that carries out a strategy, with a place for every buffer.
 ///
@@ -31,8 +40,13 @@ pub fn partition(
     // A factor rule describes operands of known extents, so this comes before the strategy.
     dynamic_values(graph)?;
     let nodes = strategy.check(graph)?;
+    let mut becomes: BTreeMap<ValueId, Vec<Carried>> = BTreeMap::new();
+    for &c in &graph.carried {
+        becomes.entry(c.next).or_default().push(c);
+    }
     let mut p = Partitioner {
         graph,
+        becomes: Rc::new(becomes),
         strategy,
         cost,
         resharder: Resharder::new(&strategy.mesh, cost),
@@ -43,19 +57,32 @@ pub fn partition(
             inputs: Vec::new(),
             weights: Vec::new(),
             constants: Vec::new(),
+            accumulators: Vec::new(),
             instrs: Vec::new(),
+            micro_batches: None,
+            carried: Vec::new(),
             outputs: Vec::new(),
             arena_bytes: 0,
         },
     };
     p.load();
+    let mut phase = Phase::Forward;
     for (id, shardings) in graph.node_ids().zip(&nodes) {
+        if graph.node(id).phase == Phase::Update && phase != Phase::Update {
+            p.end_micro_batch()?;
+        }
+        phase = graph.node(id).phase;
         p.node(id, shardings)?;
+        p.next_values(id)?;
+    }
+    if phase != Phase::Update {
+        p.end_micro_batch()?;
     }
     for &v in &graph.outputs {
         let buffer = p.finished(v)?;
         p.program.outputs.push(buffer);
     }
+    p.end_step()?;
     memory::place(&mut p.program)?;
     Ok(p.program)
 }
@@ -93,6 +120,8 @@ struct Partitioner<'a> {
     strategy: &'a Strategy,
     cost: &'a dyn StepCost,
     resharder: Resharder<'a>,
+    /// The state that each value is what it becomes.
+    becomes: Rc<BTreeMap<ValueId, Vec<Carried>>>,
     /// The buffers that hold each value, the one in its home sharding first.
     forms: Vec<Vec<BufferId>>,
     program: Program,
@@ -102,7 +131,9 @@ impl Partitioner<'_> {
     /// Makes the buffers that are filled before the first instruction.
     fn load(&mut self) {
         let mut read = vec![false; self.graph.values.len()];
-        for &v in self.graph.nodes.iter().flat_map(|n| &n.inputs).chain(&self.graph.outputs) {
+        let carried = self.graph.carried.iter().flat_map(|c| [&c.state, &c.next]);
+        let operands = self.graph.nodes.iter().flat_map(|n| &n.inputs);
+        for &v in operands.chain(&self.graph.outputs).chain(carried) {
             read[v.index()] = true;
         }
         for &v in &self.graph.inputs {
@@ -119,6 +150,10 @@ impl Partitioner<'_> {
                     let buffer = self.home_buffer(v);
                     self.program.constants.push(buffer);
                 }
+                ValueDef::Accumulator => {
+                    let buffer = self.home_buffer(v);
+                    self.program.accumulators.push(buffer);
+                }
                 ValueDef::Input | ValueDef::Node { .. } => {}
             }
         }
@@ -134,6 +169,76 @@ impl Partitioner<'_> {
         let (node, kernel) = (node.name.clone(), node.op.lower());
         self.program.instrs.push(Instr::Kernel { node, kernel, inputs, outputs });
         Ok(())
+    }
+
+    /// Brings the results of a node that state becomes into the state's home.
+    fn next_values(&mut self, id: NodeId) -> Result<(), CodegenError> {
+        let becomes = Rc::clone(&self.becomes);
+        for v in &self.graph.node(id).outputs {
+            for c in becomes.get(v).into_iter().flatten() {
+                self.next_value(*c)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer that holds what state becomes, in the state's home.
+    fn next_value(&mut self, c: Carried) -> Result<BufferId, CodegenError> {
+        let home = self.strategy.values[c.state.index()].clone();
+        let reader = format!("the state `{}`", self.graph.value(c.state).name);
+        self.form(c.next, &home, &reader)
+    }
+
+    /// Ends what is repeated for each micro-batch.
+    fn end_micro_batch(&mut self) -> Result<(), CodegenError> {
+        self.carry(|def| matches!(def, ValueDef::Accumulator))?;
+        let count = self.graph.micro_batches;
+        if count > 1 {
+            let instrs = self.program.instrs.len();
+            self.program.micro_batches = Some(MicroBatches { count, instrs });
+        }
+        Ok(())
+    }
+
+    /// Ends the step.
+    fn end_step(&mut self) -> Result<(), CodegenError> {
+        self.carry(|def| matches!(def, ValueDef::Weight(_)))
+    }
+
+    /// Settles the state whose definition is such, at the end of the instructions that may still read it.
+    fn carry(&mut self, is_such: impl Fn(&ValueDef) -> bool) -> Result<(), CodegenError> {
+        let graph = self.graph;
+        let such = graph.carried.iter().filter(|c| is_such(&graph.value(c.state).def));
+        let mut pairs = Vec::new();
+        for &c in such {
+            pairs.push((c, self.next_value(c)?));
+        }
+        // What is loaded may be state itself, so it is read before any state is written over.
+        let uses = Uses::of(&self.program);
+        for (c, next) in pairs.iter_mut().filter(|(_, next)| !uses.is_made(*next)) {
+            *next = self.copy(*c, *next);
+        }
+        let uses = Uses::of(&self.program);
+        let mut taken = BTreeSet::new();
+        for (c, mut next) in pairs {
+            let state = self.forms[c.state.index()][0];
+            if !uses.in_place(&self.program, state, next) || !taken.insert(next) {
+                next = self.copy(c, next);
+            }
+            self.program.carried.push(CarriedBuffer { state, next });
+        }
+        Ok(())
+    }
+
+    /// A copy of what a state becomes.
+    fn copy(&mut self, c: Carried, next: BufferId) -> BufferId {
+        let home = self.program.buffer(next).sharding.clone();
+        let copy = self.add_buffer(c.next, home);
+        let node = self.graph.value(c.state).name.clone();
+        let kernel = Kernel::Map { f: ScalarFn::Identity };
+        let (inputs, outputs) = (vec![next], vec![copy]);
+        self.program.instrs.push(Instr::Kernel { node, kernel, inputs, outputs });
+        copy
     }
 
     /// The buffer that holds `v` in the sharding that `reader` needs.

@@ -67,7 +67,7 @@ fn imports() {
         let first = import(path, &ImportOptions::default());
         let options = match first {
             Err(planc_ir::onnx::ImportError::Unbound { names }) => {
-                ImportOptions { bind: bind(&names) }
+                ImportOptions { bind: bind(&names), ..ImportOptions::default() }
             }
             _ => ImportOptions::default(),
         };
@@ -134,7 +134,8 @@ fn models() -> Vec<(String, Graph)> {
     for (name, bind) in exported {
         let path = root().join("tests/data/models").join(name).join("model.onnx");
         let bind = bind.iter().map(|&(n, x)| (n.to_string(), x)).collect();
-        let model = import(&path, &ImportOptions { bind }).expect("the model imports");
+        let model = import(&path, &ImportOptions { bind, ..ImportOptions::default() })
+            .expect("the model imports");
         models.push((name.to_string(), model.graph));
     }
     for layers in [2, 12, 96] {

@@ -90,6 +90,7 @@ pub fn plan(
             inputs: named(&graph.inputs),
             outputs: named(&graph.outputs),
         },
+        training: None,
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
         predicted: prediction(search),
@@ -126,25 +127,32 @@ pub fn matrix_flops(graph: &Graph) -> f64 {
 }
 
 fn weight(value: &Value) -> Result<Weight, EmitError> {
-    let source = match &value.def {
-        ValueDef::Weight(WeightSource::ModelFile { offset, .. }) => {
-            Source::File { location: None, offset: *offset }
-        }
-        ValueDef::Weight(WeightSource::External { location, offset, .. }) => {
+    let ValueDef::Weight(source) = &value.def else {
+        return Err(EmitError::UnknownValue(value.name.clone()));
+    };
+    let source = place(&value.name, source)?;
+    Ok(Weight { name: value.name.clone(), ty: value.ty.clone(), source })
+}
+
+/// Where a weight's contents lie, as a plan says it.
+fn place(name: &str, source: &WeightSource) -> Result<Source, EmitError> {
+    Ok(match source {
+        WeightSource::ModelFile { offset, .. } => Source::File { location: None, offset: *offset },
+        WeightSource::External { location, offset, .. } => {
             Source::File { location: Some(location.clone()), offset: *offset }
         }
-        ValueDef::Weight(WeightSource::Inline(t)) | ValueDef::Constant(t) => {
-            let bytes = value.ty.bytes();
+        WeightSource::Inline(t) => {
+            let bytes = t.ty().bytes();
             if bytes > MAX_INLINE_BYTES {
-                return Err(EmitError::InlineWeight { name: value.name.clone(), bytes });
+                return Err(EmitError::InlineWeight { name: name.to_string(), bytes });
             }
             Source::Inline(STANDARD.encode(t.to_bytes()))
         }
-        ValueDef::Input | ValueDef::Node { .. } => {
-            return Err(EmitError::UnknownValue(value.name.clone()));
+        WeightSource::Fill { value } => Source::Fill(*value),
+        WeightSource::Cast { from, source } => {
+            Source::Cast { from: *from, source: Box::new(place(name, source)?) }
         }
-    };
-    Ok(Weight { name: value.name.clone(), ty: value.ty.clone(), source })
+    })
 }
 
 fn constant(value: &Value) -> Result<Constant, EmitError> {

@@ -51,7 +51,9 @@ fn main() {
 fn report(file: &Path) {
     let bound = |names: Vec<String>| names.into_iter().map(|n| (n, EXTENT)).collect();
     let options = match import(file, &ImportOptions::default()) {
-        Err(ImportError::Unbound { names }) => ImportOptions { bind: bound(names) },
+        Err(ImportError::Unbound { names }) => {
+            ImportOptions { bind: bound(names), ..ImportOptions::default() }
+        }
         _ => ImportOptions::default(),
     };
     let mut shortest = f64::INFINITY;

@@ -16,12 +16,18 @@ use std::path::Path;
 /// The ranges of a graph's model file that hold weights, in the order of the values.
 pub fn weight_ranges(graph: &Graph) -> Vec<Range<u64>> {
     let range = |def: &ValueDef| match def {
-        ValueDef::Weight(WeightSource::ModelFile { offset, bytes }) => {
-            Some(*offset..offset.saturating_add(*bytes))
-        }
+        ValueDef::Weight(source) => in_file(source),
         _ => None,
     };
     graph.values.iter().filter_map(|v| range(&v.def)).collect()
+}
+
+fn in_file(source: &WeightSource) -> Option<Range<u64>> {
+    match source {
+        WeightSource::ModelFile { offset, bytes } => Some(*offset..offset.saturating_add(*bytes)),
+        WeightSource::Cast { source, .. } => in_file(source),
+        _ => None,
+    }
 }
 
 /// The digest of a model file, hexadecimal. The order of `weights` does not matter; they may overlap.

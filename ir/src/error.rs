@@ -27,6 +27,8 @@ pub enum OpError {
     UnsupportedType { found: DType },
     #[error("input {index} must be known when the model is imported (it decides a shape): {why}")]
     NotConstant { index: usize, why: &'static str },
+    #[error("cannot be differentiated: {why}")]
+    NotDifferentiable { why: String },
     #[error("{0}")]
     Invalid(String),
     #[error("unsupported: {0}")]

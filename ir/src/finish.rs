@@ -1,12 +1,14 @@
 //! Removes what no output needs, and makes names unique.
 
-use crate::graph::{Graph, Node, NodeId, Value, ValueDef, ValueId};
+use crate::graph::{Carried, Graph, Node, NodeId, Value, ValueDef, ValueId};
 use std::collections::HashMap;
 
-/// Drops nodes, weights and constants that no output needs. Inputs stay: they are the signature.
+/// Drops nodes, weights and constants that no output and no state needs. Inputs stay: they are the
+/// signature.
 pub fn prune(graph: Graph) -> Graph {
     let mut needed = vec![false; graph.values.len()];
-    for v in graph.inputs.iter().chain(&graph.outputs) {
+    let carried = graph.carried.iter().flat_map(|c| [&c.state, &c.next]);
+    for v in graph.inputs.iter().chain(&graph.outputs).chain(carried) {
         needed[v.index()] = true;
     }
     let mut kept = vec![false; graph.nodes.len()];
@@ -46,6 +48,12 @@ pub fn prune(graph: Graph) -> Graph {
                 _ => v,
             })
             .collect(),
+        carried: graph
+            .carried
+            .iter()
+            .map(|c| Carried { state: value(c.state), next: value(c.next) })
+            .collect(),
+        micro_batches: graph.micro_batches,
         name: graph.name,
     }
 }

@@ -136,6 +136,19 @@ pub enum WeightSource {
     },
     /// Held in memory: the file stores it in a typed field or the graph was built in a program.
     Inline(Arc<Tensor>),
+    /// Every element is `value`: what state that no file holds starts from.
+    Fill {
+        /// The value.
+        #[serde(with = "crate::number")]
+        value: f64,
+    },
+    /// The contents of another source, which hold elements of type `from`, converted.
+    Cast {
+        /// The element type that `source` holds.
+        from: DType,
+        /// Where its bytes lie.
+        source: Box<WeightSource>,
+    },
 }
 
 /// What defines a value.
@@ -147,6 +160,9 @@ pub enum ValueDef {
     Weight(WeightSource),
     /// A small constant known at import.
     Constant(Arc<Tensor>),
+    /// Zero at the beginning of each step, and carried from one micro-batch to the next: a sum over the
+    /// micro-batches.
+    Accumulator,
     /// Output number `output` of `node`.
     Node {
         /// The defining node.
@@ -169,6 +185,42 @@ pub struct Value {
     pub def: ValueDef,
 }
 
+/// The part of a training step that a node belongs to. Inference is all forward.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Computes the model and the loss.
+    #[default]
+    Forward,
+    /// Computes gradients, and again what is needed for them and was not kept.
+    Backward,
+    /// Computes the next state from gradients; once a step, whatever the number of micro-batches.
+    Update,
+}
+
+impl Phase {
+    /// The printed name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Update => "update",
+        }
+    }
+}
+
+/// State that lasts from one run to the next: a weight from step to step, an accumulator from micro-batch
+/// to micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// What the state is while the nodes run.
+    pub state: ValueId,
+    /// What it is afterwards, of the same type. An accumulator's is made before the update phase.
+    pub next: ValueId,
+}
+
 /// An application of an op.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
@@ -176,6 +228,9 @@ pub struct Node {
     pub name: String,
     /// Module path if the exporter wrote one (`model.layers.0.mlp`), else empty.
     pub scope: String,
+    /// The part of a training step that it belongs to.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub phase: Phase,
     /// What is applied.
     pub op: Op,
     /// Operands; optional inputs that are absent are simply not listed (the op's attributes say
@@ -189,7 +244,11 @@ pub struct Node {
 ///
 /// Built by appending: [`Graph::push`] only accepts inputs that exist, so `nodes` is always in
 /// topological order.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+///
+/// A training step is a graph whose nodes are in [`Phase`]s, in this order, and whose state is
+/// [`Carried`]. Its forward and backward nodes run once for each micro-batch, its update nodes once after
+/// the last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
     /// The model's name.
     pub name: String,
@@ -201,12 +260,61 @@ pub struct Graph {
     pub inputs: Vec<ValueId>,
     /// Outputs in the file's order.
     pub outputs: Vec<ValueId>,
+    /// State, each at most once.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub carried: Vec<Carried>,
+    /// How often a step runs the forward and backward phase, each time on inputs of its own; 1 or more.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub micro_batches: u32,
+}
+
+fn is_default<T: Default + PartialEq>(x: &T) -> bool {
+    *x == T::default()
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes it so
+const fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
+impl Default for Graph {
+    fn default() -> Self {
+        Self::new("")
+    }
 }
 
 impl Graph {
     /// An empty graph.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), ..Self::default() }
+        Self {
+            name: name.into(),
+            nodes: Vec::new(),
+            values: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            carried: Vec::new(),
+            micro_batches: 1,
+        }
+    }
+
+    /// The phase in which a value is there: that of the node that makes it, the first for all others.
+    pub fn phase(&self, id: ValueId) -> Phase {
+        match self.value(id).def {
+            ValueDef::Node { node, .. } => self.node(node).phase,
+            _ => Phase::Forward,
+        }
+    }
+
+    /// How often a step runs the nodes of a phase.
+    pub const fn repeats(&self, phase: Phase) -> u32 {
+        match phase {
+            Phase::Forward | Phase::Backward => self.micro_batches,
+            Phase::Update => 1,
+        }
     }
 
     /// The node with this id.
@@ -335,6 +443,7 @@ impl Graph {
         self.nodes.push(Node {
             name,
             scope: String::new(),
+            phase: self.nodes.last().map_or(Phase::Forward, |n| n.phase),
             op,
             inputs: inputs.to_vec(),
             outputs: outputs.clone(),

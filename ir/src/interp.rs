@@ -161,6 +161,11 @@ impl<'a> Run<'a> {
                         source,
                     })?))
                 }
+                ValueDef::Accumulator => {
+                    Some(Cow::Owned(Tensor::zeros(value.ty.clone()).map_err(|source| {
+                        InterpError::Weight { name: value.name.clone(), source: source.into() }
+                    })?))
+                }
                 ValueDef::Input | ValueDef::Node { .. } => None,
             };
         Ok(())

@@ -38,5 +38,8 @@ pub mod weights;
 
 pub use dtype::DType;
 pub use error::{EvalError, OpError};
-pub use graph::{Extents, Graph, Node, NodeId, TensorType, Value, ValueDef, ValueId, WeightSource};
+pub use graph::{
+    Carried, Extents, Graph, Node, NodeId, Phase, TensorType, Value, ValueDef, ValueId,
+    WeightSource,
+};
 pub use tensor::Tensor;

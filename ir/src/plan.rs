@@ -8,6 +8,7 @@ mod document;
 
 pub use document::PlanError;
 
+use crate::DType;
 use crate::graph::TensorType;
 use crate::program::Program;
 use crate::sharding::OpStrategy;
@@ -26,6 +27,9 @@ pub struct Plan {
     pub checksum: String,
     /// What was planned.
     pub model: ModelRef,
+    /// What a step trains, for a plan of training steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
     /// What it was planned for: the cluster description as given or expanded.
     pub cluster: serde_json::Value,
     /// Whether the plan computes what the model says: `exact` is the same mathematics up to
@@ -64,6 +68,24 @@ pub struct ModelRef {
     pub inputs: Vec<Named>,
     /// Outputs, in the file's order.
     pub outputs: Vec<Named>,
+}
+
+/// What a plan of training steps says to who runs it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Training {
+    /// The output that is the loss, a scalar: the mean over the micro-batches.
+    pub loss: String,
+    /// The input that holds what the loss compares with, if planc added it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<String>,
+    /// The input that is the learning rate, a scalar.
+    pub learning_rate: String,
+    /// How often a step runs forward and backward.
+    pub micro_batches: u32,
+    /// The optimizer and all else that was asked for, in words, for reports.
+    pub recipe: BTreeMap<String, String>,
+    /// The weights that a step changes: parameters and the optimizer's state.
+    pub state: Vec<String>,
 }
 
 /// A named tensor type.
@@ -190,6 +212,15 @@ pub enum Source {
     },
     /// In the plan: base64.
     Inline(String),
+    /// Nowhere: every element is this number.
+    Fill(#[serde(with = "crate::number")] f64),
+    /// Elements of another type, to be converted.
+    Cast {
+        /// Their type.
+        from: DType,
+        /// Where they lie.
+        source: Box<Source>,
+    },
 }
 
 /// A constant.

@@ -15,6 +15,10 @@
 //! 8. **Types.** A node's outputs have the types that the op infers from its inputs.
 //! 9. **Factor rules** of nodes that touch no dynamic value fit: see [`RuleFault`] for what that means.
 //! 10. **Bodies** of control flow are graphs with these properties, whose inputs may be dynamic.
+//! 11. **Phases** follow one another in the order of the nodes, and there is at least one micro-batch.
+//! 12. **State** that is carried is a weight or an accumulator, and carried once; what it becomes has its
+//!     type, and for an accumulator exists before the update phase. Every accumulator is carried.
+//!     Bodies carry none.
 //!
 //! Later properties are checked only where the earlier ones that they need hold, so that each fault
 //! is reported once.
@@ -23,10 +27,10 @@ mod rule;
 
 pub use rule::{RuleFault, check_rule};
 
-use crate::graph::{Extents, Graph, NodeId, TensorType, ValueDef, ValueId, WeightSource};
+use crate::graph::{Extents, Graph, NodeId, Phase, TensorType, ValueDef, ValueId, WeightSource};
 use crate::ops::Op;
 use crate::{OpError, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 /// A property that does not hold.
@@ -81,6 +85,21 @@ pub enum Finding {
     },
     #[error("the factor rule of node `{node}` ({op}): {fault}")]
     Rule { node: String, op: &'static str, fault: RuleFault },
+    #[error(
+        "node `{node}` belongs to the {found} phase, but stands behind one of the {after} phase"
+    )]
+    Phase { node: String, found: &'static str, after: &'static str },
+    #[error("the graph has no micro-batch")]
+    MicroBatches,
+    #[error(
+        "`{value}` is carried as state, which only a weight can be, or an accumulator that has its next \
+         value before the update phase; or it is an accumulator that nothing carries"
+    )]
+    NotState { value: String },
+    #[error("state `{state}` is {expected}, but `{next}`, which it becomes, is {found}")]
+    CarriedType { state: String, next: String, expected: TensorType, found: TensorType },
+    #[error("state `{state}` is carried twice, or by a body")]
+    CarriedTwice { state: String },
     #[error("in a body of node `{node}` ({op}): {finding}")]
     Body { node: String, op: &'static str, finding: Box<Finding> },
 }
@@ -94,6 +113,37 @@ pub fn verify(graph: &Graph) -> Vec<Finding> {
 /// The same for a body, whose inputs may be dynamic.
 fn verify_body(graph: &Graph) -> Vec<Finding> {
     Verifier { graph, is_body: true, findings: Vec::new() }.run()
+}
+
+/// A tensor in memory that is not of its value's type.
+fn held(value: &str, ty: &TensorType, t: &Tensor) -> Option<Finding> {
+    (t.ty() != ty).then(|| Finding::StoredType {
+        value: value.to_string(),
+        declared: ty.clone(),
+        held: t.ty().clone(),
+    })
+}
+
+/// A weight whose source does not hold as much as its type.
+fn stored(value: &str, ty: &TensorType, source: &WeightSource) -> Option<Finding> {
+    match source {
+        WeightSource::Inline(t) => held(value, ty, t),
+        WeightSource::ModelFile { offset, bytes }
+        | WeightSource::External { offset, bytes, .. } => {
+            let fits = *bytes == ty.bytes() && offset.checked_add(*bytes).is_some();
+            (!fits).then(|| Finding::StoredBytes {
+                value: value.to_string(),
+                ty: ty.clone(),
+                expected: ty.bytes(),
+                offset: *offset,
+                bytes: *bytes,
+            })
+        }
+        WeightSource::Fill { .. } => None,
+        WeightSource::Cast { from, source } => {
+            stored(value, &TensorType::new(*from, ty.shape.clone()), source)
+        }
+    }
 }
 
 struct Verifier<'a> {
@@ -114,6 +164,8 @@ impl Verifier<'_> {
         self.names();
         self.stored_values();
         self.dynamic_values();
+        self.phases();
+        self.carried();
         for id in self.graph.node_ids() {
             let dynamic = self.graph.is_dynamic(id);
             if self.bodies(id) && self.takes_dynamic(id) && self.types(id) && !dynamic {
@@ -141,6 +193,9 @@ impl Verifier<'_> {
         };
         check(&|| "the list of inputs".to_string(), &g.inputs);
         check(&|| "the list of outputs".to_string(), &g.outputs);
+        for c in &g.carried {
+            check(&|| "the list of state".to_string(), &[c.state, c.next]);
+        }
         for n in &g.nodes {
             check(&|| format!("node `{}` (inputs)", n.name), &n.inputs);
             check(&|| format!("node `{}` (outputs)", n.name), &n.outputs);
@@ -230,30 +285,48 @@ impl Verifier<'_> {
     fn stored_values(&mut self) {
         for v in &self.graph.values {
             match &v.def {
-                ValueDef::Constant(t) | ValueDef::Weight(WeightSource::Inline(t)) => {
-                    if t.ty() != &v.ty {
-                        self.findings.push(Finding::StoredType {
-                            value: v.name.clone(),
-                            declared: v.ty.clone(),
-                            held: t.ty().clone(),
-                        });
-                    }
-                }
-                ValueDef::Weight(
-                    WeightSource::ModelFile { offset, bytes }
-                    | WeightSource::External { offset, bytes, .. },
-                ) => {
-                    if *bytes != v.ty.bytes() || offset.checked_add(*bytes).is_none() {
-                        self.findings.push(Finding::StoredBytes {
-                            value: v.name.clone(),
-                            ty: v.ty.clone(),
-                            expected: v.ty.bytes(),
-                            offset: *offset,
-                            bytes: *bytes,
-                        });
-                    }
-                }
-                ValueDef::Input | ValueDef::Node { .. } => {}
+                ValueDef::Constant(t) => self.findings.extend(held(&v.name, &v.ty, t)),
+                ValueDef::Weight(source) => self.findings.extend(stored(&v.name, &v.ty, source)),
+                ValueDef::Input | ValueDef::Accumulator | ValueDef::Node { .. } => {}
+            }
+        }
+    }
+
+    /// Property 11.
+    fn phases(&mut self) {
+        if self.graph.micro_batches == 0 {
+            self.findings.push(Finding::MicroBatches);
+        }
+        let pairs = self.graph.nodes.iter().zip(self.graph.nodes.iter().skip(1));
+        if let Some((before, node)) = pairs.into_iter().find(|(a, b)| a.phase > b.phase) {
+            let (found, after) = (node.phase.name(), before.phase.name());
+            self.findings.push(Finding::Phase { node: node.name.clone(), found, after });
+        }
+    }
+
+    /// Property 12.
+    fn carried(&mut self) {
+        let mut seen = BTreeSet::new();
+        for c in &self.graph.carried {
+            let (state, next) = (self.graph.value(c.state), self.graph.value(c.next));
+            let name = || state.name.clone();
+            match state.def {
+                ValueDef::Weight(_) => {}
+                ValueDef::Accumulator if self.graph.phase(c.next) < Phase::Update => {}
+                _ => self.findings.push(Finding::NotState { value: name() }),
+            }
+            if state.ty != next.ty || next.extents == Extents::Dynamic {
+                let (expected, found) = (state.ty.clone(), next.ty.clone());
+                let next = next.name.clone();
+                self.findings.push(Finding::CarriedType { state: name(), next, expected, found });
+            }
+            if self.is_body || !seen.insert(c.state) {
+                self.findings.push(Finding::CarriedTwice { state: name() });
+            }
+        }
+        for id in self.graph.value_ids().filter(|id| !seen.contains(id)) {
+            if matches!(self.graph.value(id).def, ValueDef::Accumulator) {
+                self.findings.push(Finding::NotState { value: self.value_name(id) });
             }
         }
     }

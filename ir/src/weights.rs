@@ -1,7 +1,7 @@
 //! Loading the contents of weights: from the model file, from files beside it, or from memory.
 
 use crate::graph::{TensorType, WeightSource};
-use crate::{EvalError, Tensor, mapped};
+use crate::{DType, EvalError, Tensor, mapped};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::io;
@@ -44,10 +44,19 @@ pub enum WeightError {
 pub struct InMemory;
 
 impl Weights for InMemory {
-    fn load(&self, _: &str, _: &TensorType, source: &WeightSource) -> Result<Tensor, WeightError> {
+    fn load(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        source: &WeightSource,
+    ) -> Result<Tensor, WeightError> {
         match source {
             WeightSource::Inline(t) => Ok(t.as_ref().clone()),
-            _ => Err(WeightError::None),
+            WeightSource::Fill { value } => filled(ty, *value),
+            WeightSource::Cast { from, source } => cast(self, name, ty, *from, source),
+            WeightSource::ModelFile { .. } | WeightSource::External { .. } => {
+                Err(WeightError::None)
+            }
         }
     }
 }
@@ -105,9 +114,16 @@ impl ModelFiles {
 }
 
 impl Weights for ModelFiles {
-    fn load(&self, _: &str, ty: &TensorType, source: &WeightSource) -> Result<Tensor, WeightError> {
+    fn load(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        source: &WeightSource,
+    ) -> Result<Tensor, WeightError> {
         let bytes = match source {
             WeightSource::Inline(t) => return Ok(t.as_ref().clone()),
+            WeightSource::Fill { value } => return filled(ty, *value),
+            WeightSource::Cast { from, source } => return cast(self, name, ty, *from, source),
             WeightSource::ModelFile { offset, bytes } => self.slice(None, *offset, *bytes)?,
             WeightSource::External { location, offset, bytes } => {
                 self.slice(Some(location), *offset, *bytes)?
@@ -115,6 +131,22 @@ impl Weights for ModelFiles {
         };
         Ok(Tensor::from_bytes(ty.clone(), &bytes)?)
     }
+}
+
+fn filled(ty: &TensorType, value: f64) -> Result<Tensor, WeightError> {
+    Ok(Tensor::from_f64(ty.clone(), |_| value)?)
+}
+
+/// What `source` holds as elements of type `from`, converted to `ty`.
+fn cast(
+    weights: &(impl Weights + ?Sized),
+    name: &str,
+    ty: &TensorType,
+    from: DType,
+    source: &WeightSource,
+) -> Result<Tensor, WeightError> {
+    let stored = weights.load(name, &TensorType::new(from, ty.shape.clone()), source)?;
+    Ok(Tensor::from_f64(ty.clone(), |i| stored.f64_at(i))?)
 }
 
 /// The path of an external data file, which must lie in the model's folder or below.

@@ -88,7 +88,7 @@ fn a_llama_of_fused_operators_gives_its_outputs() {
                 _ => None,
             }));
         }
-        let model = import(&path, &ImportOptions { bind }).unwrap();
+        let model = import(&path, &ImportOptions { bind, ..ImportOptions::default() }).unwrap();
         let inputs: Vec<Tensor> = inputs.into_iter().map(|(_, t)| t).collect();
         let found = evaluate(&model.graph, &inputs, &ModelFiles::new(&path)).unwrap();
         let expected = tensors(&folder.join(set), "output");

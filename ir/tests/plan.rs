@@ -73,7 +73,10 @@ fn plan() -> Plan {
         inputs: vec![BufferId(0)],
         weights: vec![],
         constants: vec![],
+        accumulators: Vec::new(),
         instrs,
+        micro_batches: None,
+        carried: Vec::new(),
         outputs: vec![BufferId(1)],
         arena_bytes: 8192,
     };
@@ -91,6 +94,7 @@ fn plan() -> Plan {
             inputs: vec![Named { name: "x".into(), ty: ty(&[4, 256]) }],
             outputs: vec![Named { name: "y".into(), ty: ty(&[]) }],
         },
+        training: None,
         cluster: json!({ "nodes": 1 }),
         semantics: Semantics::Exact,
         predicted: Prediction {

@@ -73,7 +73,10 @@ fn shared(path: &str) -> Option<PathBuf> {
 }
 
 fn bind(pairs: &[(&str, u64)]) -> ImportOptions {
-    ImportOptions { bind: pairs.iter().map(|(n, v)| ((*n).to_string(), *v)).collect() }
+    ImportOptions {
+        bind: pairs.iter().map(|(n, v)| ((*n).to_string(), *v)).collect(),
+        ..ImportOptions::default()
+    }
 }
 
 /// A file, given values, and the names that follow with their values and expressions.

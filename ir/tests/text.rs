@@ -106,7 +106,10 @@ fn says_what_is_wrong_and_where() {
     assert_eq!(error("2,8", "2,-8"), (2, 26, expected("a number", "'-'")));
     let huge = "18446744073709551616";
     assert_eq!(error("2,8", huge), (2, 24, Kind::Number(huge.into())));
-    let end = expected("a definition, `output` or `}`", "the end of the text");
+    let end = expected(
+        "a definition, `output`, `carried`, `micro_batches` or `}`",
+        "the end of the text",
+    );
     assert_eq!(error("  output %4\n}\n", ""), (8, 1, end));
     let (line, column, kind) = error("[0.25, -0.0]", "[0.1]");
     assert_eq!((line, column), (4, 29));

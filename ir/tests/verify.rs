@@ -217,7 +217,7 @@ fn rules_that_do_not_fit() {
     );
     assert_eq!(
         faults(|r| r.factors[0].kind = FactorKind::Reduce(ReduceKind::Max)),
-        [F::ReducedKept { operand: output(), factor: "m" }]
+        [F::ReducedKept { factor: "m" }]
     );
     assert_eq!(faults(|r| r.inputs[0][1].clear()), [F::FactorUnused { factor: "k" }]);
     let twice = faults(|r| r.inputs[0][1] = r.inputs[0][0].clone());

@@ -135,7 +135,7 @@ fn built_case(
 }
 
 fn measure(case: &Case, trace: bool) {
-    let options = ImportOptions { bind: case.bind.clone() };
+    let options = ImportOptions { bind: case.bind.clone(), ..ImportOptions::default() };
     let graph = import(&case.model, &options).unwrap().graph;
     let mut executor = executor(&graph, &case.model);
     let inputs: BTreeMap<String, Tensor> = (0..graph.inputs.len())
@@ -173,7 +173,7 @@ fn executor(graph: &Graph, model: &Path) -> Executor {
             ValueDef::Constant(tensor) => {
                 constants.insert(value.name.clone(), tensor.as_ref().clone());
             }
-            ValueDef::Input | ValueDef::Node { .. } => {}
+            ValueDef::Input | ValueDef::Accumulator | ValueDef::Node { .. } => {}
         }
     }
     Executor::new(program, &weights, &constants).unwrap()
@@ -213,7 +213,7 @@ fn print_trace(executor: &mut Executor, inputs: &BTreeMap<String, Tensor>) {
     let mut times: Vec<Vec<Duration>> = vec![Vec::new(); executor.program().instrs.len() + 1];
     for _ in 0..RUNS {
         let ends = Mutex::new(vec![Instant::now()]);
-        executor.run_observed(inputs, &|_, _| ends.lock().unwrap().push(Instant::now())).unwrap();
+        executor.run_observed(std::slice::from_ref(inputs), &|_, _| ends.lock().unwrap().push(Instant::now())).unwrap();
         for (times, ends) in times.iter_mut().zip(ends.into_inner().unwrap().windows(2)) {
             times.push(ends[1] - ends[0]);
         }

@@ -45,6 +45,8 @@ pub enum WeightError {
     Type { expected: TensorType, found: TensorType },
     #[error(transparent)]
     File(#[from] planc_ir::weights::WeightError),
+    #[error(transparent)]
+    Tensor(#[from] planc_ir::EvalError),
 }
 
 /// A plan or program that cannot be loaded, or failed while running.
@@ -59,6 +61,8 @@ pub enum RunError {
         path.display()
     )]
     OtherModel { path: PathBuf, expected: String, found: String },
+    #[error("a step of this plan takes {expected} micro-batches, got {found}")]
+    MicroBatches { expected: usize, found: usize },
     #[error("unsupported: the plan has {stages} pipeline stages; this runtime runs plans of one")]
     Stages { stages: usize },
     #[error("the plan's {what} `{name}` is not sound: {why}")]

@@ -112,39 +112,63 @@ impl Executor {
         Ok(Self { freed: last_reads(&program), program, ranks })
     }
 
-    /// Runs the program. Inputs and results are whole tensors; results come in the program's order.
+    /// Runs the program, of one micro-batch. Inputs and results are whole tensors; results come in the
+    /// program's order.
     pub fn run(
         &mut self,
         inputs: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RunError> {
-        self.run_observed(inputs, &|_, _| {})
+        self.run_observed(std::slice::from_ref(inputs), &|_, _| {})
     }
 
-    /// Runs the program and calls `observe(rank, n)` on each rank's thread when it has done `n`
-    /// instructions, from none to all: for measurements.
+    /// Runs a step: each micro-batch on its inputs, then the update. State stays for the next step.
+    pub fn step(
+        &mut self,
+        micro_batches: &[BTreeMap<String, Tensor>],
+    ) -> Result<Vec<(String, Tensor)>, RunError> {
+        self.run_observed(micro_batches, &|_, _| {})
+    }
+
+    /// Runs a step and calls `observe(rank, n)` on each rank's thread when it has done `n` instructions,
+    /// from none to all: for measurements.
     pub fn run_observed(
         &mut self,
-        inputs: &BTreeMap<String, Tensor>,
+        micro_batches: &[BTreeMap<String, Tensor>],
         observe: &(dyn Fn(u32, usize) + Sync),
     ) -> Result<Vec<(String, Tensor)>, RunError> {
         let program = &self.program;
-        let inputs = check_inputs(program, inputs)?;
+        let expected = program.micro_batches.map_or(1, |m| m.count as usize);
+        if micro_batches.len() != expected {
+            return Err(RunError::MicroBatches { expected, found: micro_batches.len() });
+        }
+        let inputs: Vec<_> =
+            micro_batches.iter().map(|m| check_inputs(program, m)).collect::<Result<_, _>>()?;
+        let repeated = program.micro_batches.map_or(program.instrs.len(), |m| m.instrs);
         let freed = &self.freed;
         on_each_rank(program, &mut self.ranks, |rank, comm| {
-            rank.current = None;
-            for (id, whole) in &inputs {
-                rank.fill(program, *id, whole);
+            for &id in &program.accumulators {
+                rank.clear(program, id);
             }
-            observe(rank.number, 0);
-            for (i, instr) in program.instrs.iter().enumerate() {
-                rank.current = Some(i);
-                rank.step(program, i, instr, comm)?;
-                for id in &freed[i] {
-                    rank.dynamic.remove(id);
+            let mut run = |rank: &mut Rank, instrs: Range<usize>| -> Result<(), RunError> {
+                for i in instrs {
+                    rank.current = Some(i);
+                    rank.instr(program, i, comm)?;
+                    for id in &freed[i] {
+                        rank.dynamic.remove(id);
+                    }
+                    observe(rank.number, i + 1);
                 }
-                observe(rank.number, i + 1);
+                Ok(())
+            };
+            observe(rank.number, 0);
+            for inputs in &inputs {
+                rank.current = None;
+                for (id, whole) in inputs {
+                    rank.fill(program, *id, whole);
+                }
+                run(rank, 0..repeated)?;
             }
-            Ok(())
+            run(rank, repeated..program.instrs.len())
         })?;
         let output = |&id| {
             if program.buffer(id).dynamic { self.dynamic_output(id) } else { self.output(id) }
@@ -303,16 +327,21 @@ impl Rank {
         Ok(())
     }
 
+    /// Sets this rank's part of a buffer to zero.
+    fn clear(&mut self, program: &Program, id: BufferId) {
+        let range = self.range(program, id);
+        self.arena[range].fill(0);
+    }
+
     /// Runs one instruction.
-    fn step(
+    fn instr(
         &mut self,
         program: &Program,
         number: usize,
-        instr: &Instr,
         comm: &mut LocalComm,
     ) -> Result<(), RunError> {
         let rank = self.number;
-        match instr {
+        match &program.instrs[number] {
             Instr::Kernel { node, kernel, inputs, outputs } => {
                 self.kernel(program, kernel, inputs, outputs).map_err(|source| RunError::Kernel {
                     rank,
@@ -421,6 +450,9 @@ mod tests {
             inputs: vec![BufferId(0)],
             weights: vec![],
             constants: vec![],
+            accumulators: vec![],
+            micro_batches: None,
+            carried: vec![],
             // Nothing reads 3, the caller reads 4.
             instrs: vec![instr(&[0], 1), instr(&[1], 2), instr(&[0], 3), instr(&[2, 1, 2], 4)],
             outputs: vec![BufferId(4)],

@@ -2,9 +2,9 @@
 
 use crate::weights::{PlanWeights, decode};
 use crate::{Executor, RunError};
-use planc_ir::Tensor;
 use planc_ir::digest::model_digest;
 use planc_ir::plan::{Plan, Source};
+use planc_ir::{Tensor, TensorType};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -55,16 +55,8 @@ impl Session {
 
 /// Compares the model's digest with the plan's. It covers everything but the weights' bytes.
 fn check_model(plan: &Plan, model: &Path) -> Result<(), RunError> {
-    let ranges: Vec<Range<u64>> = plan
-        .weights
-        .iter()
-        .filter_map(|w| match w.source {
-            Source::File { location: None, offset } => {
-                Some(offset..offset.saturating_add(w.ty.bytes()))
-            }
-            _ => None,
-        })
-        .collect();
+    let ranges: Vec<Range<u64>> =
+        plan.weights.iter().filter_map(|w| in_model(&w.ty, &w.source)).collect();
     let path = || model.to_path_buf();
     let found = match model_digest(model, &ranges) {
         Ok(found) => found,
@@ -77,5 +69,16 @@ fn check_model(plan: &Plan, model: &Path) -> Result<(), RunError> {
     } else {
         let expected = plan.model.digest.clone();
         Err(RunError::OtherModel { path: path(), expected, found })
+    }
+}
+
+/// The bytes of the model file that a weight lies in, if it lies there.
+fn in_model(ty: &TensorType, source: &Source) -> Option<Range<u64>> {
+    match source {
+        Source::File { location: None, offset } => Some(*offset..offset.saturating_add(ty.bytes())),
+        Source::Cast { from, source } => {
+            in_model(&TensorType::new(*from, ty.shape.clone()), source)
+        }
+        _ => None,
     }
 }

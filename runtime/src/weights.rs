@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use planc_ir::plan::{Source, Weight};
 use planc_ir::program::Local;
 use planc_ir::weights::ModelFiles;
-use planc_ir::{Tensor, TensorType};
+use planc_ir::{DType, Tensor, TensorType};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -48,6 +48,24 @@ pub struct PlanWeights {
 enum Place {
     File { location: Option<String>, offset: u64 },
     Memory(Vec<u8>),
+    Fill(f64),
+    Cast { from: DType, place: Box<Place> },
+}
+
+impl Place {
+    fn new(name: &str, ty: &TensorType, source: &Source) -> Result<Self, RunError> {
+        Ok(match source {
+            Source::File { location, offset } => {
+                Self::File { location: location.clone(), offset: *offset }
+            }
+            Source::Inline(data) => Self::Memory(decode("weight", name, ty, data)?),
+            Source::Fill(value) => Self::Fill(*value),
+            Source::Cast { from, source } => {
+                let stored = TensorType::new(*from, ty.shape.clone());
+                Self::Cast { from: *from, place: Box::new(Self::new(name, &stored, source)?) }
+            }
+        })
+    }
 }
 
 impl PlanWeights {
@@ -56,12 +74,7 @@ impl PlanWeights {
         let weights = weights
             .iter()
             .map(|w| {
-                let place = match &w.source {
-                    Source::File { location, offset } => {
-                        Place::File { location: location.clone(), offset: *offset }
-                    }
-                    Source::Inline(data) => Place::Memory(decode("weight", &w.name, &w.ty, data)?),
-                };
+                let place = Place::new(&w.name, &w.ty, &w.source)?;
                 Ok((w.name.clone(), (w.ty.clone(), place)))
             })
             .collect::<Result<_, RunError>>()?;
@@ -89,6 +102,20 @@ impl Weights for PlanWeights {
     fn read(&self, name: &str, part: &Local, out: &mut [u8]) -> Result<u64, WeightError> {
         let (ty, place) = self.weights.get(name).ok_or(WeightError::Unknown)?;
         check_type(part, ty)?;
+        self.fill(place, ty, part, out)?;
+        Ok(out.len() as u64)
+    }
+}
+
+impl PlanWeights {
+    /// Fills `out` with a part of what lies at a place, a tensor of type `ty`.
+    fn fill(
+        &self,
+        place: &Place,
+        ty: &TensorType,
+        part: &Local,
+        out: &mut [u8],
+    ) -> Result<(), WeightError> {
         let whole = region::whole(ty);
         match place {
             Place::Memory(bytes) => region::copy(&whole, bytes, part, out),
@@ -96,7 +123,21 @@ impl Weights for PlanWeights {
                 let bytes = self.files.slice(location.as_deref(), *offset, ty.bytes())?;
                 region::copy(&whole, &bytes, part, out);
             }
+            Place::Fill(value) => {
+                let element = Tensor::from_f64(TensorType::new(ty.dtype, []), |_| *value)?;
+                let element = element.to_bytes();
+                out.chunks_exact_mut(element.len()).for_each(|x| x.copy_from_slice(&element));
+            }
+            Place::Cast { from, place } => {
+                let stored =
+                    Local { ty: TensorType::new(*from, part.ty.shape.clone()), ..part.clone() };
+                let mut bytes = vec![0; stored.ty.bytes() as usize];
+                self.fill(place, &TensorType::new(*from, ty.shape.clone()), &stored, &mut bytes)?;
+                let stored = Tensor::from_bytes(stored.ty, &bytes)?;
+                let cast = Tensor::from_f64(part.ty.clone(), |i| stored.f64_at(i))?;
+                out.copy_from_slice(&cast.to_bytes());
+            }
         }
-        Ok(out.len() as u64)
+        Ok(())
     }
 }

@@ -66,6 +66,7 @@ impl Model {
         };
         let named = |name: &str| Named { name: name.into(), ty: f32s([ROWS, WIDTH]) };
         Plan {
+            training: None,
             format: FORMAT,
             checksum: String::new(),
             model: ModelRef {

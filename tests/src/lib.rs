@@ -181,7 +181,8 @@ pub fn plan(
     cost: &CostModel,
     options: &SearchOptions,
 ) -> (Model, Compiled) {
-    let import_options = ImportOptions { bind: bind.iter().cloned().collect() };
+    let import_options =
+        ImportOptions { bind: bind.iter().cloned().collect(), ..ImportOptions::default() };
     let model = import(path, &import_options).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let compiled = compile(&model, &file, cost, options, &|_| ())

@@ -32,7 +32,12 @@ fn layers(graph: &Graph) -> Vec<NodeId> {
 
 fn raised(model: &TestModel, set: &DataSet) -> Graph {
     let bind = bindings(&model.path, set).into_iter().collect();
-    raise(&import(&model.path, &ImportOptions { bind }).expect("imports").graph).graph
+    raise(
+        &import(&model.path, &ImportOptions { bind, ..ImportOptions::default() })
+            .expect("imports")
+            .graph,
+    )
+    .graph
 }
 
 fn assert_equal(model: &TestModel, set: &DataSet, name: &str, found: &Tensor) {
@@ -80,7 +85,9 @@ fn large_models_are_raised_at_once() {
             Err(ImportError::Unbound { names }) => {
                 // The tokens are batch × sequence, each of several names.
                 let bind = names.into_iter().map(|name| (name, 16)).collect();
-                import(&path, &ImportOptions { bind }).expect("imports").graph
+                import(&path, &ImportOptions { bind, ..ImportOptions::default() })
+                    .expect("imports")
+                    .graph
             }
             Err(e) => panic!("{name}: {e}"),
         };

@@ -37,7 +37,7 @@ fn import_at(path: &Path, dims: &Value) -> Result<Model, ImportError> {
     let mut bind: BTreeMap<String, u64> =
         dims.filter_map(|(name, n)| Some((name.clone(), n.as_u64()?))).collect();
     loop {
-        match import(path, &ImportOptions { bind: bind.clone() }) {
+        match import(path, &ImportOptions { bind: bind.clone(), ..ImportOptions::default() }) {
             Err(ImportError::UnknownBinding { name, .. }) if bind.remove(&name).is_some() => {}
             result => return result,
         }
@@ -125,7 +125,8 @@ fn reports() {
     for name in ["gpt2-dynamo", "llama-dynamo", "resnet18-dynamo", "dlrm-dynamo"] {
         let Some(test) = run_model(name) else { continue };
         let bind = planc_tests::bindings(&test.path, &test.sets[0]).into_iter().collect();
-        let model = import(&test.path, &ImportOptions { bind }).expect("imports");
+        let model = import(&test.path, &ImportOptions { bind, ..ImportOptions::default() })
+            .expect("imports");
         let text = report(name, &inspect(&model, &raise(&model.graph)));
         insta::assert_snapshot!(format!("inspect-{name}"), text);
     }

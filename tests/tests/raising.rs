@@ -204,7 +204,10 @@ fn raised_models_compute_the_same() {
     for (name, path) in files("run") {
         let Some(model) = run_model(&name) else { continue };
         for (i, set) in model.sets.iter().enumerate() {
-            let options = ImportOptions { bind: bindings(&path, set).into_iter().collect() };
+            let options = ImportOptions {
+                bind: bindings(&path, set).into_iter().collect(),
+                ..ImportOptions::default()
+            };
             let Ok(imported) = import(&path, &options) else { continue };
             let raised = raise(&imported.graph).graph;
             let inputs: Vec<_> =

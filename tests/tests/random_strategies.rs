@@ -58,7 +58,9 @@ fn check(name: &str) {
     let Some(model) = run_model(name) else { return };
     let set = &model.sets[0];
     let bind = bindings(&model.path, set).into_iter().collect();
-    let graph = import(&model.path, &ImportOptions { bind }).expect("imports").graph;
+    let graph = import(&model.path, &ImportOptions { bind, ..ImportOptions::default() })
+        .expect("imports")
+        .graph;
     let files = ModelFiles::new(&model.path);
     let (mut weights, mut constants) = (BTreeMap::new(), BTreeMap::<String, Tensor>::new());
     for v in &graph.values {

@@ -26,7 +26,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<Outcome, CliError> {
-    let options = ImportOptions { bind: args.bind.iter().cloned().collect() };
+    let options =
+        ImportOptions { bind: args.bind.iter().cloned().collect(), ..ImportOptions::default() };
     let (model, assumed) = import_assuming(&args.model, &options)?;
     let raised = raise(&model.graph);
     if args.text {

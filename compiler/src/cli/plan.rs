@@ -55,7 +55,8 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let cost = args.cluster.cost_model()?;
     let progress = Progress::start();
     progress.say("importing");
-    let options = ImportOptions { bind: args.bind.iter().cloned().collect() };
+    let options =
+        ImportOptions { bind: args.bind.iter().cloned().collect(), ..ImportOptions::default() };
     let model = import(&args.model, &options)?;
     if let Some(mesh) = &args.mesh {
         cost.check_mesh(mesh)?;

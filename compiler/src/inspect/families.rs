@@ -175,7 +175,7 @@ fn is_parameter(graph: &Graph, mut v: ValueId) -> bool {
                 _ => return false,
             },
             ValueDef::Constant(_) => return graph.ty(v).rank() > 0,
-            ValueDef::Input => return false,
+            ValueDef::Input | ValueDef::Accumulator => return false,
         }
     }
 }

@@ -155,6 +155,7 @@ impl Finder<'_> {
             (_, ValueDef::Node { .. }) => first.is_some(),
             (ValueDef::Weight(_), ValueDef::Weight(_))
             | (ValueDef::Input, ValueDef::Input)
+            | (ValueDef::Accumulator, ValueDef::Accumulator)
             | (ValueDef::Constant(_), ValueDef::Constant(_)) => true,
             _ => false,
         }

@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
         let last = if is_output { end } else { readers.iter().map(|r| r.0).max().unwrap_or(0) };
         let bytes = self.bytes(ty, home);
         match &self.graph.value(v).def {
-            ValueDef::Input => self.hold(0, end, bytes),
+            ValueDef::Input | ValueDef::Accumulator => self.hold(0, end, bytes),
             ValueDef::Weight(_) | ValueDef::Constant(_) => {
                 if is_output || !readers.is_empty() {
                     evaluation.weight_bytes = evaluation.weight_bytes.saturating_add(bytes);

@@ -57,6 +57,7 @@ pub enum Source {
     Input,
     Weight,
     Constant,
+    Accumulator,
 }
 
 /// Values that cost the same under every choice.
@@ -251,6 +252,7 @@ fn groups(graph: &Graph, blocks: &Blocks) -> Vec<Group> {
             ValueDef::Input => Maker::Loaded(Source::Input),
             ValueDef::Weight(_) => Maker::Loaded(Source::Weight),
             ValueDef::Constant(_) => Maker::Loaded(Source::Constant),
+            ValueDef::Accumulator => Maker::Loaded(Source::Accumulator),
         };
         let output = graph.outputs.contains(&v);
         let unread = uses.is_empty() && !output;

@@ -72,7 +72,10 @@ pub struct Report {
 /// If the model cannot be read, is another one, or a check cannot be carried out. A plan that is wrong is
 /// no error but a report with findings or with differing numbers.
 pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, VerifyError> {
-    let model = import(path, &ImportOptions { bind: plan.model.bindings.clone() })?;
+    let model = import(
+        path,
+        &ImportOptions { bind: plan.model.bindings.clone(), ..ImportOptions::default() },
+    )?;
     if model.digest != plan.model.digest {
         return Err(VerifyError::OtherModel {
             file: path.display().to_string(),

@@ -74,7 +74,7 @@ pub fn check(
     let bound: Vec<String> = bind.iter().map(|(name, n)| format!("{name}={n}")).collect();
     let what = format!("the plan's strategies with {}", bound.join(", "));
     let skipped = |why: String| Ok(Numerical::Skipped { why });
-    let small = match import(path, &ImportOptions { bind }) {
+    let small = match import(path, &ImportOptions { bind, ..ImportOptions::default() }) {
         Ok(small) => small,
         Err(e) => return skipped(format!("{what}: {e}")),
     };

@@ -28,14 +28,16 @@ pub(super) struct Files {
     /// Its path, if it lies in the file system.
     path: Option<PathBuf>,
     contents: ModelFiles,
+    /// Whether small tensors may be trained, and so are not constants.
+    training: bool,
     /// Lengths of the files beside it; `None` for one that is not there.
     lengths: BTreeMap<String, Option<u64>>,
 }
 
 impl Files {
-    pub(super) fn new(model: Bytes, path: Option<PathBuf>) -> Self {
+    pub(super) fn new(model: Bytes, path: Option<PathBuf>, training: bool) -> Self {
         let contents = ModelFiles::new(path.clone().unwrap_or_default());
-        Self { model, path, contents, lengths: BTreeMap::new() }
+        Self { model, path, contents, training, lengths: BTreeMap::new() }
     }
 
     /// What a tensor of the file is in the graph.
@@ -45,7 +47,8 @@ impl Files {
     ) -> Result<(TensorType, ValueDef), TensorError> {
         let ty = tensor::declared_type(proto)?;
         let limit = if ty.dtype.is_float() { SMALL_BYTES } else { SMALL_INTS_BYTES };
-        let small = ty.bytes() <= limit;
+        let may_train = self.training && ty.dtype.is_float() && ty.rank() > 0;
+        let small = ty.bytes() <= limit && !may_train;
         let constant = |t: Tensor| ValueDef::Constant(Arc::new(t));
         let def = match tensor::contents(proto, &ty)? {
             Contents::Raw(raw) if small => constant(Tensor::from_bytes(ty.clone(), raw)?),

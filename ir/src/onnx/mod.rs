@@ -58,6 +58,9 @@ use wire::{GraphProto, ModelProto, TensorProto};
 pub struct ImportOptions {
     /// Values of symbolic dimensions.
     pub bind: BTreeMap<String, u64>,
+    /// Keep every floating-point initializer of rank 1 or more as a weight, however small: it may be
+    /// trained. Otherwise small ones are constants.
+    pub training: bool,
 }
 
 /// An imported model.
@@ -150,7 +153,7 @@ fn read(bytes: &Bytes, path: Option<&Path>, options: &ImportOptions) -> Result<M
     }
     let library = Library::new(&proto)?;
     let build = |bind: &Bindings| {
-        let files = Files::new(bytes.clone(), path.map(Path::to_path_buf));
+        let files = Files::new(bytes.clone(), path.map(Path::to_path_buf), options.training);
         let mut importer = Importer::new(graph.name(), &library, files, bind);
         inputs(&mut importer, graph, bind)?;
         importer.initializers(graph)?;

@@ -4,6 +4,7 @@
 //!   Softplus, Softsign, Mish, Gelu, Shrink, Swish, Clip; of ONNX Runtime's: Gelu, FastGelu,
 //!   BiasGelu, QuickGelu.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;

@@ -4,6 +4,7 @@
 //! - **Semantics**: `out[n, p..] = θ[n] · (x, y, 1)` with the place of pixel `p` from -1 to 1 between
 //!   the outer edges, or the centres, of the first and last pixel; with three dimensions `(x, y, z, 1)`.
 
+use super::Build;
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry, MAX_FOLDED_BYTES};
 use super::matmul::MatMul;

@@ -8,7 +8,7 @@
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
 use super::top_k::compare;
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};

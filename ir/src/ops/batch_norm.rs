@@ -5,6 +5,7 @@
 //!   training mode mean and variance are the batch's; further outputs are running ones,
 //!   `running · momentum + batch · (1 - momentum)`.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::ValueId;

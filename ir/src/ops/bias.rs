@@ -4,6 +4,7 @@
 //! - **Semantics**: `x + bias + skip`; `left · gelu(right)` of the halves of `x + bias`; the softmax of
 //!   `x + bias` over the dimensions from `axis` on; `x + bias + residual`.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::fill::Fill;
 use super::softmax::Softmax;

@@ -4,7 +4,7 @@
 //! - **Split**: every dimension is parallel.
 
 use super::decode::{Decoder, DecoderEntry, ResultType, element_type};
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;

@@ -4,6 +4,7 @@
 //! - **Semantics**: each channel is convolved with its own window over its past: what came before the
 //!   input is the state, or 0 without one. The new state is the end of both.
 
+use super::Build;
 use super::concat::Concat;
 use super::conv::Conv;
 use super::decode::{Decoder, DecoderEntry};

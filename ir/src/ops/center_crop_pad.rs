@@ -4,6 +4,7 @@
 //! - **Semantics**: listed dimensions get the extents asked for; what is cut off, and the zeros that
 //!   are added, lie half in front, rounded down, and half behind.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::pad::Pad;
 use crate::OpError;

@@ -5,6 +5,7 @@
 //!   image is the sum of those that lie on it. A transposed convolution does so whose weight says
 //!   that element `k` of a column is pixel `k` of its block.
 
+use super::Build;
 use super::conv_transpose::ConvTranspose;
 use super::decode::{Decoder, DecoderEntry, MAX_FOLDED_BYTES};
 use super::window;

@@ -4,6 +4,7 @@
 //! - **Semantics**: the slices along `axis`, or the elements if there is none, at whose position the
 //!   condition is true; one that is too short is false where it ends.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::gather::Gather;
 use crate::graph::ValueId;

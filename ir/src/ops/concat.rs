@@ -7,7 +7,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{Lanes, pick};
-use super::{OpDef, Work, factors, same_dtype};
+use super::{Build, OpDef, Work, factors, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;

@@ -2,6 +2,7 @@
 //!
 //! - **ONNX**: Constant, Shape (since 1, `start` and `end` since 15), Size, Identity.
 
+use super::Build;
 use super::decode::{Attribute, Decoder, DecoderEntry, ResultType};
 use crate::graph::{ValueDef, ValueId};
 use crate::{DType, OpError, Tensor};

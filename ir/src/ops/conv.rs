@@ -8,7 +8,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
-use super::{OpDef, Work, WorkKind, expect_inputs, same_dtype, window};
+use super::{Build, OpDef, Work, WorkKind, expect_inputs, same_dtype, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::scalar::ScalarFn;

@@ -13,7 +13,7 @@ use super::conv::{add_bias, groups, kernel};
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
 use super::window::{self, AutoPad};
-use super::{OpDef, Work, WorkKind, expect_inputs, same_dtype};
+use super::{Build, OpDef, Work, WorkKind, expect_inputs, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};

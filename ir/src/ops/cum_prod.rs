@@ -7,7 +7,7 @@
 
 use super::cumsum::{Running, decode_running};
 use super::decode::{Decoder, DecoderEntry};
-use super::{OpDef, Work, factors};
+use super::{Build, OpDef, Work, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;

@@ -5,16 +5,8 @@
 //! returns the values that are the node's outputs. Whatever is pushed with only known inputs is
 //! folded: shape arithmetic never reaches the graph.
 
+use super::Build;
 use crate::graph::{Graph, TensorType, ValueId};
-use crate::ops::Op;
-use crate::ops::expand::Expand;
-use crate::ops::map::Map;
-use crate::ops::reduce::Reduce;
-use crate::ops::reshape::Reshape;
-use crate::ops::slice::{Cut, Slice};
-use crate::ops::transpose::Transpose;
-use crate::scalar::ScalarFn;
-use crate::sharding::ReduceKind;
 use crate::{DType, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,6 +123,18 @@ pub struct Decoder<'a> {
     pub attributes: BTreeMap<String, Attribute>,
 }
 
+impl Build for Decoder<'_> {
+    fn graph(&self) -> &Graph {
+        self.graph
+    }
+    fn graph_mut(&mut self) -> &mut Graph {
+        self.graph
+    }
+    fn name(&self) -> &str {
+        self.name
+    }
+}
+
 impl Decoder<'_> {
     /// Input `index`, which must be there.
     pub fn input(&self, index: usize) -> Result<ValueId, OpError> {
@@ -145,16 +149,6 @@ impl Decoder<'_> {
     /// All inputs, none of which may be left out.
     pub fn all_inputs(&self) -> Result<Vec<ValueId>, OpError> {
         (0..self.inputs.len()).map(|i| self.input(i)).collect()
-    }
-
-    /// A value's type.
-    pub fn ty(&self, v: ValueId) -> TensorType {
-        self.graph.ty(v).clone()
-    }
-
-    /// A value's shape.
-    pub fn shape(&self, v: ValueId) -> Vec<u64> {
-        self.graph.ty(v).shape.clone()
     }
 
     /// The integers in input `index`, which decides a shape and so must be known.
@@ -196,95 +190,6 @@ impl Decoder<'_> {
         }
     }
 
-    /// A scalar constant; on integers it must be integral and in range.
-    #[allow(clippy::float_cmp)] // exactness is what is asked
-    pub fn scalar(&mut self, dtype: DType, x: f64) -> Result<ValueId, OpError> {
-        let exact = Tensor::from_f64(TensorType::new(dtype, []), |_| x)
-            .map_err(|e| OpError::Invalid(e.to_string()))?;
-        if !dtype.is_float() && exact.f64_at(0) != x {
-            return Err(OpError::Invalid(format!("{x} is not a value of type {dtype}")));
-        }
-        Ok(self.constant(exact))
-    }
-
-    /// Appends an elementwise node.
-    pub fn map(&mut self, f: ScalarFn, inputs: &[ValueId]) -> Result<ValueId, OpError> {
-        self.push(Map { f }, inputs)
-    }
-
-    /// Multiplies by a number; nothing happens for 1.
-    #[allow(clippy::float_cmp)] // only exactly 1 changes nothing
-    pub fn scale(&mut self, x: ValueId, by: f64) -> Result<ValueId, OpError> {
-        if by == 1.0 {
-            return Ok(x);
-        }
-        let by = self.scalar(self.graph.ty(x).dtype, by)?;
-        self.map(ScalarFn::Mul, &[x, by])
-    }
-
-    /// Converts to another element type, unless it has it.
-    pub fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId, OpError> {
-        if self.graph.ty(x).dtype == to { Ok(x) } else { self.map(ScalarFn::Cast(to), &[x]) }
-    }
-
-    /// Changes the extents, unless they are these.
-    pub fn reshape(&mut self, x: ValueId, shape: impl Into<Vec<u64>>) -> Result<ValueId, OpError> {
-        let shape = shape.into();
-        if self.graph.ty(x).shape == shape { Ok(x) } else { self.push(Reshape { shape }, &[x]) }
-    }
-
-    /// Permutes dimensions, unless they are in order.
-    pub fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Result<ValueId, OpError> {
-        if perm.iter().enumerate().all(|(i, &p)| i == p) {
-            Ok(x)
-        } else {
-            self.push(Transpose { perm: perm.to_vec() }, &[x])
-        }
-    }
-
-    /// Broadcasts to a shape, unless it has it.
-    pub fn expand(&mut self, x: ValueId, shape: impl Into<Vec<u64>>) -> Result<ValueId, OpError> {
-        let shape = shape.into();
-        if self.graph.ty(x).shape == shape { Ok(x) } else { self.push(Expand { shape }, &[x]) }
-    }
-
-    /// Reduces dimensions, keeping them as 1.
-    pub fn reduce(
-        &mut self,
-        kind: ReduceKind,
-        x: ValueId,
-        axes: &[usize],
-    ) -> Result<ValueId, OpError> {
-        self.push(Reduce { kind, axes: axes.to_vec(), keep: true }, &[x])
-    }
-
-    /// The mean over dimensions, keeping them as 1.
-    pub fn mean(&mut self, x: ValueId, axes: &[usize]) -> Result<ValueId, OpError> {
-        let shape = self.shape(x);
-        let n = axes.iter().fold(1.0, |n, &a| n * shape[a] as f64);
-        let sum = self.reduce(ReduceKind::Sum, x, axes)?;
-        let n = self.scalar(self.graph.ty(x).dtype, n)?;
-        self.map(ScalarFn::Div, &[sum, n])
-    }
-
-    /// The part `start..end` of a dimension.
-    pub fn slice(
-        &mut self,
-        x: ValueId,
-        axis: usize,
-        start: u64,
-        end: u64,
-    ) -> Result<ValueId, OpError> {
-        let ty = self.graph.ty(x);
-        let rank = ty.rank();
-        if start == 0 && end == ty.shape[axis] {
-            return Ok(x);
-        }
-        let mut cuts = vec![None; rank];
-        cuts[axis] = Some(Cut { start: start as i64, step: 1, extent: end.saturating_sub(start) });
-        self.push(Slice { cuts }, &[x])
-    }
-
     /// The numbers `0, step, 2 · step, …` along one of `rank` dimensions, the others 1.
     pub fn count(
         &mut self,
@@ -302,46 +207,6 @@ impl Decoder<'_> {
         let numbers = Tensor::from_int(TensorType::new(DType::I64, along), number)
             .map_err(|e| OpError::Invalid(e.to_string()))?;
         Ok(self.constant(numbers))
-    }
-
-    /// Adds a constant.
-    pub fn constant(&mut self, tensor: Tensor) -> ValueId {
-        let name = format!("{}:constant{}", self.name, self.graph.values.len());
-        self.graph.constant(name, tensor)
-    }
-
-    /// Appends a node with one output, or folds it.
-    pub fn push(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> Result<ValueId, OpError> {
-        let outputs = self.push_multi(op, inputs)?;
-        outputs.first().copied().ok_or_else(|| OpError::Invalid("has no output".into()))
-    }
-
-    /// Appends a node, or folds it if all its inputs are known and its results small.
-    pub fn push_multi(
-        &mut self,
-        op: impl Into<Op>,
-        inputs: &[ValueId],
-    ) -> Result<Vec<ValueId>, OpError> {
-        let op = op.into();
-        let types: Vec<TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
-        let consts: Vec<Option<&Tensor>> =
-            inputs.iter().map(|&v| self.graph.constant_of(v)).collect();
-        let out_types = op.infer(&types, &consts)?;
-        let bytes = out_types.iter().fold(0u64, |n, t| n.saturating_add(t.bytes()));
-        let known: Option<Vec<&Tensor>> = consts.iter().copied().collect();
-        if let Some(known) = known.filter(|_| bytes <= MAX_FOLDED_BYTES) {
-            // What cannot be evaluated now (an index out of range, say) is left to fail when run.
-            if let Ok(results) = op.eval(&known) {
-                return Ok(results.into_iter().map(|t| self.constant(t)).collect());
-            }
-        }
-        let name = if self.graph.nodes.last().is_some_and(|n| n.name == self.name) {
-            format!("{}:{}", self.name, self.graph.nodes.len())
-        } else {
-            self.name.to_string()
-        };
-        let names = vec![];
-        Ok(self.graph.push_typed(name, op, inputs, &names, out_types, crate::Extents::Static))
     }
 
     /// Attribute `name` if it is there.

@@ -5,6 +5,7 @@
 //!   pixels, times a mask. What the windows read is a matrix; the weight times it is the result.
 //! - **Split**: samples and channels of the result are parallel, a group's channels are a sum.
 
+use super::Build;
 use super::conv::{add_bias, groups, kernel};
 use super::decode::{Decoder, DecoderEntry};
 use super::grid_sample::{GridSample, Outside, Sampling, Unit};

@@ -6,6 +6,7 @@
 //!   or channels become blocks, the pixel being the slow part of a channel's number (`DCR`) or the
 //!   fast one (`CRD`).
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::ValueId;

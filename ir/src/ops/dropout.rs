@@ -6,6 +6,7 @@
 //!   probability `ratio` and grows by `1 / (1 - ratio)` otherwise. Without a seed that is random, and
 //!   no plan computes it twice.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::fill::Fill;
 use super::uniform::Uniform;

@@ -11,7 +11,7 @@ use super::decode::{Decoder, DecoderEntry};
 use super::equation::{LETTERS, distinct, parse};
 use super::lanes::floats;
 use super::matmul::MatMul;
-use super::{OpDef, Work, WorkKind, same_dtype};
+use super::{Build, OpDef, Work, WorkKind, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorId, FactorKind, FactorRule, ReduceKind, RuleBuilder};

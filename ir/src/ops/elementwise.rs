@@ -3,6 +3,7 @@
 //! - **ONNX**: arithmetic, comparison, logic, rounding, trigonometry, Where, Cast, CastLike. Min,
 //!   Max, Sum and Mean of many operands become a chain of pairs.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType, element_type};
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;

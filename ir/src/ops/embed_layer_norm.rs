@@ -4,6 +4,7 @@
 //! - **Semantics**: the layer norm of `word[ids] + position[p] + segment[segments]`, where `p` counts
 //!   if it is not given; how many words of each sample the mask keeps; and the sum itself.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::gather::Gather;
 use super::normalize::{Normalize, normalize};

@@ -6,7 +6,7 @@
 //!   split in the output only.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{OpDef, Work, broadcast, broadcast_index, expect_inputs, factors};
+use super::{Build, OpDef, Work, broadcast, broadcast_index, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn;

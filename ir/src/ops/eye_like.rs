@@ -3,6 +3,7 @@
 //! - **ONNX**: EyeLike (since 9).
 //! - **Semantics**: of the input's extents, 1 where the column is the row plus `k`, 0 elsewhere.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType, element_type};
 use super::range;
 use crate::OpError;

@@ -5,7 +5,7 @@
 //! - **Split**: every dimension is parallel: each rank makes its part.
 
 use super::decode::{Attribute, Decoder, DecoderEntry, ResultType};
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};

@@ -11,7 +11,7 @@ use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry};
 use super::matmul::MatMul;
 use super::onnx_attention::{Extents, product};
-use super::{heads, range};
+use super::{Build, heads, range};
 use super::softmax::Softmax;
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;

@@ -4,6 +4,7 @@
 //! - **Semantics**: a convolution of images whose channels stand last; a convolution or Gemm, plus a
 //!   sum if there is one, then an activation.
 
+use super::Build;
 use super::conv::decode as conv;
 use super::decode::{Attribute, Decoder, DecoderEntry};
 use super::gemm::gemm;

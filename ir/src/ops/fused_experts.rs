@@ -7,6 +7,7 @@
 //!   `fc2(act(fc1(x)) · fc3(x))`; their results are weighted by their probabilities, which may be scaled
 //!   to add up to 1.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::fill::Fill;
 use super::fused_attention::refuse;

@@ -8,7 +8,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{Lanes, index};
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};

@@ -4,6 +4,7 @@
 //! - **ONNX**: Gemm (since 7); com.microsoft FusedMatMul.
 //! - **Semantics**: `alpha · A' · B' + beta · C`, where `'` transposes if the attribute says so.
 
+use super::Build;
 use super::broadcast;
 use super::decode::{Decoder, DecoderEntry};
 use super::matmul::MatMul;

@@ -9,7 +9,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::resize::Filter;
-use super::{OpDef, Work, expect_inputs, factors, window};
+use super::{Build, OpDef, Work, expect_inputs, factors, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};

@@ -14,7 +14,7 @@ use super::pad::Pad;
 use super::rotary_embedding::rotate;
 use super::scatter::Update;
 use super::scatter_elements::ScatterElements;
-use super::{heads, range};
+use super::{Build, heads, range};
 use crate::graph::ValueId;
 use crate::program::kernel::PadMode;
 use crate::scalar::ScalarFn as F;

@@ -4,6 +4,7 @@
 //! - **ONNX**: Hardmax (since 1; along one dimension since 13, before that along all from `axis` on
 //!   taken together).
 
+use super::Build;
 use super::arg_reduce::ArgReduce;
 use super::decode::{Decoder, DecoderEntry};
 use super::range;

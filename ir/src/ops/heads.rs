@@ -1,5 +1,6 @@
 //! What the attention operators share: heads that are stored side by side in the last dimension.
 
+use super::Build;
 use super::decode::Decoder;
 use crate::OpError;
 use crate::graph::ValueId;

@@ -10,7 +10,7 @@
 use super::decode::{Decoder, DecoderEntry};
 use super::fill::Fill;
 use super::lanes::floats;
-use super::{OpDef, Work, expect_inputs, heads, same_dtype};
+use super::{Build, OpDef, Work, expect_inputs, heads, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;

@@ -6,6 +6,7 @@
 //!   weight[t]`, or 0 where `t` is the class to be ignored; then nothing more, the sum, or the mean
 //!   in terms of the weights. Cross entropy takes the logarithm of the softmax of `x` first.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::range;
 use super::softmax::Softmax;

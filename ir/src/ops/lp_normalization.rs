@@ -3,6 +3,7 @@
 //! - **ONNX**: LpNormalization (since 1).
 //! - **Semantics**: `x / (Σ |x|ᵖ)^(1/p)` along a dimension for `p` of 1 or 2; 0 where the norm is 0.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::ValueId;

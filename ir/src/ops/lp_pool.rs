@@ -7,7 +7,7 @@
 use super::conv::Conv;
 use super::decode::{Decoder, DecoderEntry};
 use super::fill::Fill;
-use super::{pool, window};
+use super::{Build, pool, window};
 use crate::OpError;
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;

@@ -4,6 +4,7 @@
 //! - **Semantics**: `A · Bᵀ + bias`, where `B` is `(quantised - zero point) · scale` with one scale and
 //!   zero point for each block of columns. Bytes hold several numbers, the first in the lowest bits.
 
+use super::Build;
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry};
 use super::fused_attention::refuse;

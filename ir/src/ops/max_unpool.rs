@@ -9,7 +9,7 @@ use super::fill::Fill;
 use super::pad::Pad;
 use super::scatter::Update;
 use super::scatter_elements::ScatterElements;
-use super::{pool, window};
+use super::{Build, pool, window};
 use crate::OpError;
 use crate::graph::{ValueId, elements};
 use crate::program::kernel::PadMode;

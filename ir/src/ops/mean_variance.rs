@@ -3,6 +3,7 @@
 //! - **ONNX**: MeanVarianceNormalization (since 9).
 //! - **Semantics**: `(x - mean) / (sqrt(mean((x - mean)²)) + 1e-9)` over the dimensions `axes`.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::ValueId;

@@ -8,19 +8,23 @@
 //! add its line to the table below. An ONNX operator that is made of ops that exist already needs
 //! only a decoder: it goes under `composites`.
 
+pub mod build;
 pub mod decode;
 pub mod equation;
 pub mod factors;
 pub mod heads;
 pub mod lanes;
 pub mod scatter;
+pub mod vjp;
 pub mod window;
 pub mod work;
 
+pub use build::Build;
 pub use decode::{Decoder, DecoderEntry, ResultType};
+pub use vjp::Vjp;
 pub use work::{Work, WorkKind};
 
-use crate::graph::{Extents, Graph, TensorType};
+use crate::graph::{Extents, Graph, TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
 use crate::{DType, EvalError, OpError, Tensor};
@@ -47,6 +51,16 @@ pub trait OpDef {
 
     /// Reference semantics: naive, obviously right, f64 inside.
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError>;
+
+    /// For each input, the gradient of a scalar with respect to it, from the gradients with respect to the
+    /// outputs (a vector-Jacobian product): appends what computes it. `None` where it is zero
+    /// everywhere, or nobody wants it ([`Vjp::wants`]).
+    ///
+    /// # Errors
+    /// [`OpError::NotDifferentiable`] unless the op says otherwise.
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        Err(OpError::NotDifferentiable { why: "planc has no gradient for it".into() })
+    }
 
     /// The kernel that computes the op on local buffers. Kernels know no global extents except
     /// through their buffers' shardings, so one kernel serves every rank.
@@ -273,6 +287,11 @@ impl Op {
         let known: Vec<Option<&Tensor>> = inputs.iter().map(|t| Some(*t)).collect();
         let results = self.def().infer(&types, &known).ok()?;
         results.iter().all(|ty| ty.elements() == 0).then_some(results)
+    }
+
+    /// See [`OpDef::vjp`].
+    pub fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        self.def().vjp(v)
     }
 
     /// See [`OpDef::lower`].

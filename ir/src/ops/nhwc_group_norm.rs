@@ -5,6 +5,7 @@
 //!   channels and all positions of one sample; then SiLU if `activation` is 1. SkipGroupNorm adds a
 //!   skip and a bias first, and gives the sum too.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::heads;
 use super::normalize::Normalize;

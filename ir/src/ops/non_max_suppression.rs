@@ -5,6 +5,7 @@
 //!   they overlap one selected before by more than the threshold, as a fraction of their union. The
 //!   result has one row (sample, class, box) a selected box.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use crate::graph::ValueId;
 use crate::{DType, OpError, Tensor};

@@ -4,6 +4,7 @@
 //! - **Semantics**: one column for each element that is not 0, in row-major order; its rows are the
 //!   element's indices. A scalar is a vector of one element.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use crate::graph::{TensorType, ValueId};
 use crate::tensor::unravel;

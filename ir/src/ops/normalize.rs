@@ -10,7 +10,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
-use super::{OpDef, Work, broadcast, factors, same_dtype};
+use super::{Build, OpDef, Work, broadcast, factors, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;

@@ -5,6 +5,7 @@
 //!   `values[1]`, the others are `values[0]`; an index out of range sets none. So it splits as
 //!   elementwise ops do.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use crate::graph::{TensorType, ValueId, resolve_axis};
 use crate::scalar::ScalarFn as F;

@@ -9,7 +9,7 @@
 use super::arg_pool::ArgPool;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::reduce::neutral;
-use super::{OpDef, Work, expect_inputs, window};
+use super::{Build, OpDef, Work, expect_inputs, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, PoolKind, Window};
 use crate::scalar::ScalarFn;

@@ -6,6 +6,7 @@
 //! - **Semantics**: `q = saturate(round(x / scale) + zero)` with ties to even, and
 //!   `x = (q - zero) · scale`. Elements of 16 bits are computed in f32.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType, element_type};
 use crate::graph::ValueId;
 use crate::scalar::ScalarFn as F;

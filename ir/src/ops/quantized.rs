@@ -7,6 +7,7 @@
 //!   worth, the product of the scales, becomes the result or is quantised again.
 //! - **Split**: as the product of [`MatMul`](super::matmul) or [`Conv`](super::conv) that they are.
 
+use super::Build;
 use super::conv::convolve;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::matmul::product;

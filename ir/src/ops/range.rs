@@ -6,7 +6,7 @@
 //! - **Split**: opaque. The attributes describe the whole, so no rank can make a part on its own.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{OpDef, Work, expect_inputs};
+use super::{Build, OpDef, Work, expect_inputs};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;

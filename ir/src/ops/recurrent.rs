@@ -4,6 +4,7 @@
 //! - **Semantics**: the inputs of all steps are projected at once, `x · wᵀ + bias`; the recurrence
 //!   does the rest. Results of two directions stand side by side.
 
+use super::Build;
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry};
 use super::fill::Fill;

@@ -10,7 +10,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::reshape::distinct_axes;
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;

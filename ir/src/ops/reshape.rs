@@ -6,7 +6,7 @@
 //!   have no common boundary, the rest of the group stays whole.
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
-use super::{OpDef, Work, expect_inputs};
+use super::{Build, OpDef, Work, expect_inputs};
 use crate::graph::{TensorType, ValueId, elements, resolve_axis};
 use crate::program::Kernel;
 use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};

@@ -2,6 +2,7 @@
 //!
 //! - **ONNX**: Resize (since 10), Upsample (7 to 9; scales are an attribute before 9).
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use super::resize::{Axis, Filter, Place, Resize, Rounding};
 use crate::OpError;

@@ -7,7 +7,7 @@
 //!   parallel. Linear.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};

@@ -10,7 +10,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{floats, index};
-use super::{OpDef, Work, expect_inputs, same_dtype};
+use super::{Build, OpDef, Work, expect_inputs, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};

@@ -13,9 +13,7 @@ use super::decode::{Attribute, Decoder, DecoderEntry};
 use super::fused_attention::refuse;
 use super::gather::Gather;
 use super::lanes::floats;
-use super::{
-    OpDef, Work, broadcast, broadcast_index, expect_inputs, factors, heads, range, same_dtype,
-};
+use super::{Build, OpDef, Work, broadcast, broadcast_index, expect_inputs, factors, heads, range, same_dtype,};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;

@@ -9,7 +9,7 @@
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::index;
 use super::scatter::Update;
-use super::{OpDef, Work, expect_inputs, factors, same_dtype};
+use super::{Build, OpDef, Work, expect_inputs, factors, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};

@@ -8,6 +8,7 @@
 //! along a new first dimension, and ConcatFromSequence is decoded here on such a stack. Every other
 //! operator is replaced by the importer before it gets here.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::{ValueId, resolve_axis};

@@ -4,6 +4,7 @@
 //! - **Semantics**: windows and weights follow from known numbers. A short-time transform is one of
 //!   overlapping frames times a window.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, MAX_FOLDED_BYTES, ResultType, element_type};
 use super::dft::Dft;
 use super::frames::Frames;

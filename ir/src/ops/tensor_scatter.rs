@@ -4,6 +4,7 @@
 //! - **Semantics**: of sample `n`, position `i` of the update goes to position `write[n] + i` of the
 //!   cache, modulo its length if the cache is circular.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::range;
 use super::scatter::Update;

@@ -7,7 +7,7 @@
 //! - **Split**: rows are parallel, a row stays whole.
 
 use super::decode::{Attribute, Decoder, DecoderEntry, ResultType};
-use super::{OpDef, Work, expect_inputs};
+use super::{Build, OpDef, Work, expect_inputs};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};

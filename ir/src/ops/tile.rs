@@ -4,6 +4,7 @@
 //! - **Semantics**: `[a, b]` repeated `r, s` times is `[1, a, 1, b]` broadcast to `[r, a, s, b]`,
 //!   seen as `[r·a, s·b]`. So the factor rules of reshape and broadcast say how it splits.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry};
 use crate::OpError;
 use crate::graph::ValueId;

@@ -5,7 +5,7 @@
 //! - **Split**: every dimension is parallel.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};

@@ -6,7 +6,7 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::pick;
-use super::{OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;

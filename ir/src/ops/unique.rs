@@ -5,6 +5,7 @@
 //!   order of appearance; where each first appears, which of them each slice is, and how often each
 //!   appears.
 
+use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::gather::Gather;
 use super::lanes::Lanes;

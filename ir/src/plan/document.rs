@@ -100,6 +100,7 @@ impl Plan {
             format,
             checksum: _,
             model,
+            training,
             cluster,
             semantics,
             predicted,
@@ -114,6 +115,9 @@ impl Plan {
         p.line(Some("format"), format)?;
         p.line(Some("checksum"), checksum)?;
         print_model(&mut p, model)?;
+        if let Some(training) = training {
+            p.line(Some("training"), training)?;
+        }
         p.line(Some("cluster"), cluster)?;
         p.line(Some("semantics"), semantics)?;
         p.line(Some("predicted"), predicted)?;
@@ -152,15 +156,35 @@ fn print_stage(p: &mut Printer, stage: &Stage) -> serde_json::Result<()> {
     p.open(None, '{')?;
     p.line(Some("first_rank"), first_rank)?;
     p.lines::<NodeStrategy>("strategy", strategy)?;
-    let Program { mesh, buffers, inputs, weights, constants, instrs, outputs, arena_bytes } =
-        program;
+    let Program {
+        mesh,
+        buffers,
+        inputs,
+        weights,
+        constants,
+        accumulators,
+        instrs,
+        micro_batches,
+        carried,
+        outputs,
+        arena_bytes,
+    } = program;
     p.open(Some("program"), '{')?;
     p.line(Some("mesh"), mesh)?;
     p.lines("buffers", buffers)?;
     p.line(Some("inputs"), inputs)?;
     p.line(Some("weights"), weights)?;
     p.line(Some("constants"), constants)?;
+    if !accumulators.is_empty() {
+        p.line(Some("accumulators"), accumulators)?;
+    }
     p.lines("instrs", instrs)?;
+    if let Some(micro_batches) = micro_batches {
+        p.line(Some("micro_batches"), micro_batches)?;
+    }
+    if !carried.is_empty() {
+        p.lines("carried", carried)?;
+    }
     p.line(Some("outputs"), outputs)?;
     p.line(Some("arena_bytes"), arena_bytes)?;
     p.close('}');

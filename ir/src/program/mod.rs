@@ -138,6 +138,24 @@ impl Instr {
     }
 }
 
+/// The part of a program that is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicroBatches {
+    /// How often.
+    pub count: u32,
+    /// How many instructions.
+    pub instrs: usize,
+}
+
+/// State of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedBuffer {
+    /// A weight or an accumulator.
+    pub state: BufferId,
+    /// What it becomes: of the same type, in the same sharding, in the same place.
+    pub next: BufferId,
+}
+
 /// What all ranks of one stage run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
@@ -152,8 +170,19 @@ pub struct Program {
     pub weights: Vec<BufferId>,
     /// Buffers filled before the first instruction from constants in the plan.
     pub constants: Vec<BufferId>,
+    /// Buffers that are zero before the first micro-batch; they alone may be partial without an
+    /// instruction having made them so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accumulators: Vec<BufferId>,
     /// Instructions in order.
     pub instrs: Vec<Instr>,
+    /// How many of them, from the first on, run once for each micro-batch, on inputs of its own; those that
+    /// follow run once after the last. `None`: all, for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<MicroBatches>,
+    /// State: `next` lies where `state` lies, so that the next micro-batch or step finds it there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carried: Vec<CarriedBuffer>,
     /// Buffers that hold the results after the last instruction; never partial.
     pub outputs: Vec<BufferId>,
     /// Size of each rank's arena.

@@ -9,7 +9,7 @@
 //! 3. **Slots**: aligned, as large as the largest part, inside the arena.
 //! 4. **Ids**: every buffer id exists.
 //! 5. **Order**: a buffer is filled once (by the loader or by one instruction) and read only after that.
-//! 6. **Boundary**: nothing that is loaded or returned is partial.
+//! 6. **Boundary**: nothing that is loaded or returned is partial, but for accumulators.
 //! 7. **Steps**: a reshard's step leads from its input's sharding to its output's, of the same type.
 //! 8. **Kernels**: on every rank, the local operands are what the kernel's op takes and the local
 //!    results are what it then yields, in number, element type and extents; attributes are in range.
@@ -21,7 +21,12 @@
 //!
 //! That a program computes what the model says does not follow; comparing its results with the
 //! reference evaluation shows that.
+//! 11. **Micro-batches**: there is at least one, and their instructions exist.
+//! 12. **State** is a weight or an accumulator, carried once. What it becomes is made by an instruction, has
+//!     its type, sharding and place, and nothing reads the state after that. What an accumulator becomes
+//!     is made for each micro-batch, what a weight becomes once a step.
 
+mod carried;
 mod dynamic;
 mod kernel;
 mod storage;
@@ -79,6 +84,12 @@ pub enum Finding {
     SplitOperand { place: Place, buffer: Label },
     #[error("{place}: {buffer} overlaps {other} in the arena, which is live")]
     Overlap { place: Place, buffer: Label, other: Label },
+    #[error("{count} micro-batches of {instrs} instructions each: there are {found} instructions")]
+    MicroBatches { count: u32, instrs: usize, found: usize },
+    #[error("{state} cannot become {next}: {why}")]
+    Carried { state: Label, next: Label, why: &'static str },
+    #[error("{buffer} is an accumulator that nothing carries")]
+    NotCarried { buffer: Label },
 }
 
 /// A buffer as it is called in findings.
@@ -116,6 +127,7 @@ pub fn verify(program: &Program) -> Vec<Finding> {
     boundary(program, &mut findings);
     order(program, &mut findings);
     dynamic::check(program, &mut findings);
+    carried::check(program, &mut findings);
     for (index, instr) in program.instrs.iter().enumerate() {
         let place = || Place::instr(index, instr);
         match instr {
@@ -152,11 +164,12 @@ fn buffer_ids(program: &Program) -> impl Iterator<Item = BufferId> + use<> {
 }
 
 /// The lists of the program that name buffers, and whether what they name is filled by the loader.
-fn lists(program: &Program) -> [(&'static str, &[BufferId], bool); 4] {
+fn lists(program: &Program) -> [(&'static str, &[BufferId], bool); 5] {
     [
         ("the inputs", &program.inputs, true),
         ("the weights", &program.weights, true),
         ("the constants", &program.constants, true),
+        ("the accumulators", &program.accumulators, true),
         ("the outputs", &program.outputs, false),
     ]
 }
@@ -215,6 +228,9 @@ fn ids(program: &Program, findings: &mut Vec<Finding>) {
         findings
             .extend(places.map(|id| Finding::UnknownBuffer { place: Place::List(list), id: id.0 }));
     }
+    for id in program.carried.iter().flat_map(|c| [&c.state, &c.next]).filter(unknown) {
+        findings.push(Finding::UnknownBuffer { place: Place::List("the state"), id: id.0 });
+    }
     for (index, instr) in program.instrs.iter().enumerate() {
         for id in instr.reads().iter().chain(instr.writes()).filter(unknown) {
             let place = Place::instr(index, instr);
@@ -265,7 +281,9 @@ fn order(program: &Program, findings: &mut Vec<Finding>) {
 
 /// Property 6.
 fn boundary(program: &Program, findings: &mut Vec<Finding>) {
-    for (list, ids, _) in lists(program) {
+    for (list, ids, _) in
+        lists(program).into_iter().filter(|(_, ids, _)| *ids != program.accumulators)
+    {
         for &id in ids.iter().filter(|&&id| !program.buffer(id).sharding.partial.is_empty()) {
             let (place, buffer) = (Place::List(list), label(program, id));
             findings.push(Finding::PartialBoundary { place, buffer });

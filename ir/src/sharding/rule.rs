@@ -32,7 +32,8 @@ impl FactorId {
 pub enum FactorKind {
     /// Each rank computes its part of the results; nothing is exchanged.
     Parallel,
-    /// The factor is summed (maximised …) away: ranks hold partial results.
+    /// Ranks hold partial sums (maxima …) of the results that do not have the factor, and their parts of
+    /// those that have it.
     Reduce(ReduceKind),
     /// Cannot be split: every rank needs all of it.
     Whole,
@@ -125,7 +126,8 @@ impl FactorRule {
                 .zip(shapes)
                 .enumerate()
                 .map(|(i, (dims, shape))| {
-                    let dims = dims
+                    let has = |f: FactorId| dims.iter().flatten().any(|&g| g == f);
+                    let dims_split = dims
                         .iter()
                         .map(|factors| self.dim_sharding(mesh, factors, &split))
                         .collect::<Option<Vec<_>>>()?;
@@ -134,7 +136,7 @@ impl FactorRule {
                         .zip(&strategy.axes)
                         .filter_map(|(axis, usage)| match *usage {
                             AxisUse::Split(f) => match self.factors[f.index()].kind {
-                                FactorKind::Reduce(kind) if !input => Some((axis, kind)),
+                                FactorKind::Reduce(kind) if !input && !has(f) => Some((axis, kind)),
                                 _ => None,
                             },
                             AxisUse::Linear(mode) => (!input
@@ -143,7 +145,7 @@ impl FactorRule {
                             AxisUse::Replicate => None,
                         })
                         .collect();
-                    Some(Sharding { dims, partial }.canonical(shape, mesh))
+                    Some(Sharding { dims: dims_split, partial }.canonical(shape, mesh))
                 })
                 .collect::<Option<Vec<_>>>()
         };

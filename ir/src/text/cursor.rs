@@ -42,6 +42,8 @@ pub enum ParseErrorKind {
     TypeCount { defs: usize, types: usize },
     #[error("elements: {0}")]
     Tensor(String),
+    #[error("a step has at least one micro-batch, and fewer than 2^32")]
+    MicroBatches,
 }
 
 /// A position in a text.

@@ -3,7 +3,9 @@
 
 use super::cursor::{Cursor, ParseError, ParseErrorKind as Kind};
 use super::literal::{self, Literal};
-use crate::graph::{Extents, Graph, Node, NodeId, Value, ValueDef, ValueId, WeightSource};
+use crate::graph::{
+    Carried, Extents, Graph, Node, NodeId, Phase, Value, ValueDef, ValueId, WeightSource,
+};
 use crate::ops::{self, Op};
 use crate::{DType, TensorType};
 use std::collections::BTreeMap;
@@ -44,10 +46,21 @@ impl Parser<'_> {
             if self.cursor.take_word("output") {
                 let id = self.use_of()?;
                 self.graph.outputs.push(id);
+            } else if self.cursor.take_word("carried") {
+                let (state, next) = (self.use_of()?, self.use_of()?);
+                self.graph.carried.push(Carried { state, next });
+            } else if self.cursor.take_word("micro_batches") {
+                let at = self.cursor.offset();
+                let n: u64 = self.cursor.unsigned()?;
+                let n = u32::try_from(n).ok().filter(|&n| n > 0);
+                self.graph.micro_batches =
+                    n.ok_or_else(|| self.cursor.error_at(at, Kind::MicroBatches))?;
             } else if self.cursor.looking_at("%") {
                 self.definition()?;
             } else {
-                return Err(self.cursor.expected("a definition, `output` or `}`"));
+                return Err(self
+                    .cursor
+                    .expected("a definition, `output`, `carried`, `micro_batches` or `}`"));
             }
         }
         for (expected, &id) in self.values.keys().enumerate() {
@@ -78,18 +91,16 @@ impl Parser<'_> {
             self.graph.inputs.push(first.id);
             return self.source(first, |_| Ok(ValueDef::Input));
         }
+        if self.cursor.take_word("accumulator") {
+            return self.source(first, |_| Ok(ValueDef::Accumulator));
+        }
         if self.cursor.take_word("constant") {
             let elements = literal::read(&mut self.cursor)?;
             return self.source(first, |ty| Ok(ValueDef::Constant(tensor(elements, ty)?)));
         }
         if self.cursor.take_word("weight") {
-            let place = self.place()?;
-            return self.source(first, |ty| {
-                Ok(ValueDef::Weight(match place {
-                    Place::Elsewhere(source) => source,
-                    Place::Here(elements) => WeightSource::Inline(tensor(elements, ty)?),
-                }))
-            });
+            let place = self.place(0)?;
+            return self.source(first, |ty| Ok(ValueDef::Weight(place.source(ty)?)));
         }
         self.node(vec![first])
     }
@@ -126,8 +137,22 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Where a weight lies.
-    fn place(&mut self) -> Result<Place, ParseError> {
+    /// Where a weight lies; a cast may stand in a cast, but not without end.
+    fn place(&mut self, depth: usize) -> Result<Place, ParseError> {
+        if self.cursor.take_word("fill") {
+            self.cursor.expect("(")?;
+            let value = f64::from_bits(self.cursor.unsigned()?);
+            self.cursor.expect(")")?;
+            return Ok(Place::Elsewhere(WeightSource::Fill { value }));
+        }
+        if depth < MAX_CASTS && self.cursor.take_word("cast") {
+            self.cursor.expect("(")?;
+            let from = self.dtype()?;
+            self.cursor.expect(",")?;
+            let place = Box::new(self.place(depth + 1)?);
+            self.cursor.expect(")")?;
+            return Ok(Place::Cast { from, place });
+        }
         let location = if self.cursor.take_word("external") {
             self.cursor.expect("(")?;
             let location = self.cursor.string()?;
@@ -171,6 +196,7 @@ impl Parser<'_> {
         let node_name = self.cursor.string()?;
         let scope =
             if self.cursor.take_word("scope") { self.cursor.string()? } else { String::new() };
+        let phase = if self.cursor.take_word("phase") { self.phase()? } else { Phase::Forward };
         self.cursor.expect(":")?;
         let mut types = vec![self.ty()?];
         while self.cursor.take(",") {
@@ -188,7 +214,7 @@ impl Parser<'_> {
                 return Err(self.cursor.error_at(at, Kind::Redefined(id)));
             }
         }
-        self.graph.nodes.push(Node { name: node_name, scope, op, inputs, outputs });
+        self.graph.nodes.push(Node { name: node_name, scope, phase, op, inputs, outputs });
         Ok(())
     }
 
@@ -213,11 +239,24 @@ impl Parser<'_> {
         Err(self.cursor.error_at(at, Kind::Attributes { op: name.to_string(), why }))
     }
 
-    fn ty(&mut self) -> Result<(TensorType, Extents), ParseError> {
+    fn phase(&mut self) -> Result<Phase, ParseError> {
+        for phase in [Phase::Forward, Phase::Backward, Phase::Update] {
+            if self.cursor.take_word(phase.name()) {
+                return Ok(phase);
+            }
+        }
+        Err(self.cursor.expected("`forward`, `backward` or `update`"))
+    }
+
+    fn dtype(&mut self) -> Result<DType, ParseError> {
         let at = self.cursor.offset();
         let name = self.cursor.word("an element type")?;
-        let dtype = DType::from_name(name)
-            .ok_or_else(|| self.cursor.error_at(at, Kind::UnknownType(name.to_string())))?;
+        DType::from_name(name)
+            .ok_or_else(|| self.cursor.error_at(at, Kind::UnknownType(name.to_string())))
+    }
+
+    fn ty(&mut self) -> Result<(TensorType, Extents), ParseError> {
+        let dtype = self.dtype()?;
         self.cursor.expect("[")?;
         if self.cursor.take("*") {
             self.cursor.expect("]")?;
@@ -237,10 +276,28 @@ impl Parser<'_> {
     }
 }
 
+/// Casts within casts that are read.
+const MAX_CASTS: usize = 4;
+
 /// Where a weight lies: outside the text, or in it.
 enum Place {
     Elsewhere(WeightSource),
     Here(Literal),
+    Cast { from: DType, place: Box<Place> },
+}
+
+impl Place {
+    /// The source of a weight of this type.
+    fn source(self, ty: &TensorType) -> Result<WeightSource, Kind> {
+        Ok(match self {
+            Self::Elsewhere(source) => source,
+            Self::Here(elements) => WeightSource::Inline(tensor(elements, ty)?),
+            Self::Cast { from, place } => {
+                let stored = TensorType::new(from, ty.shape.clone());
+                WeightSource::Cast { from, source: Box::new(place.source(&stored)?) }
+            }
+        })
+    }
 }
 
 fn tensor(elements: Literal, ty: &TensorType) -> Result<Arc<crate::Tensor>, Kind> {

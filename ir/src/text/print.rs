@@ -1,7 +1,7 @@
 //! Printing. Prints any graph, also one that the verifier rejects, so that it can be looked at.
 
 use super::literal;
-use crate::graph::{Extents, Graph, Node, ValueDef, ValueId, WeightSource};
+use crate::graph::{Carried, Extents, Graph, Node, Phase, ValueDef, ValueId, WeightSource};
 use crate::ops::Op;
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
@@ -29,6 +29,12 @@ impl fmt::Display for Graph {
         for id in &self.outputs {
             writeln!(f, "  output {id}")?;
         }
+        for Carried { state, next } in &self.carried {
+            writeln!(f, "  carried {state} {next}")?;
+        }
+        if self.micro_batches != 1 {
+            writeln!(f, "  micro_batches {}", self.micro_batches)?;
+        }
         f.write_str("}\n")
     }
 }
@@ -44,18 +50,32 @@ fn source(f: &mut fmt::Formatter<'_>, graph: &Graph, id: ValueId) -> fmt::Result
     write!(f, "  {} = ", def(graph, id))?;
     match graph.values.get(id.index()).map(|v| &v.def) {
         Some(ValueDef::Input | ValueDef::Node { .. }) | None => f.write_str("input")?,
+        Some(ValueDef::Accumulator) => f.write_str("accumulator")?,
         Some(ValueDef::Constant(t)) => write!(f, "constant {}", literal::print(t))?,
-        Some(ValueDef::Weight(WeightSource::Inline(t))) => {
-            write!(f, "weight {}", literal::print(t))?;
-        }
-        Some(ValueDef::Weight(WeightSource::ModelFile { offset, bytes })) => {
-            write!(f, "weight file({offset}, {bytes})")?;
-        }
-        Some(ValueDef::Weight(WeightSource::External { location, offset, bytes })) => {
-            write!(f, "weight external({}, {offset}, {bytes})", quote(location))?;
+        Some(ValueDef::Weight(source)) => {
+            f.write_str("weight ")?;
+            place(f, source)?;
         }
     }
     writeln!(f, " : {}", ty(graph, id))
+}
+
+/// Where a weight's contents come from.
+fn place(f: &mut fmt::Formatter<'_>, source: &WeightSource) -> fmt::Result {
+    match source {
+        WeightSource::Inline(t) => f.write_str(&literal::print(t)),
+        WeightSource::ModelFile { offset, bytes } => write!(f, "file({offset}, {bytes})"),
+        WeightSource::External { location, offset, bytes } => {
+            write!(f, "external({}, {offset}, {bytes})", quote(location))
+        }
+        // As bits, so that every number comes back.
+        WeightSource::Fill { value } => write!(f, "fill({})", value.to_bits()),
+        WeightSource::Cast { from, source } => {
+            write!(f, "cast({from}, ")?;
+            place(f, source)?;
+            f.write_str(")")
+        }
+    }
 }
 
 fn node(f: &mut fmt::Formatter<'_>, graph: &Graph, node: &Node) -> fmt::Result {
@@ -69,6 +89,9 @@ fn node(f: &mut fmt::Formatter<'_>, graph: &Graph, node: &Node) -> fmt::Result {
     write!(f, " @ {}", quote(&node.name))?;
     if !node.scope.is_empty() {
         write!(f, " scope {}", quote(&node.scope))?;
+    }
+    if node.phase != Phase::Forward {
+        write!(f, " phase {}", node.phase.name())?;
     }
     writeln!(f, " : {types}")
 }

@@ -24,8 +24,8 @@ pub enum RuleFault {
         "factor `{factor}` can be split in parallel, but {operand} does not have it: every rank's result would be another"
     )]
     ParallelMissing { operand: String, factor: &'static str },
-    #[error("factor `{factor}` is reduced, but {operand} has it")]
-    ReducedKept { operand: String, factor: &'static str },
+    #[error("factor `{factor}` is reduced, but every output has it")]
+    ReducedKept { factor: &'static str },
     #[error("no input has factor `{factor}`")]
     FactorUnused { factor: &'static str },
     #[error("more than 256 factors")]
@@ -39,8 +39,8 @@ pub enum RuleFault {
 /// Everything in which a rule does not fit the op's input and output types.
 ///
 /// A dimension without factors is whole. A factor stands at most once in an operand; the product of a
-/// dimension's factors is its extent. A parallel factor stands in every output; a reduced one in no
-/// output, but in some input. A linear set names inputs. An opaque rule says why and offers no split.
+/// dimension's factors is its extent. A parallel factor stands in every output; a reduced one in some
+/// input, and not in all outputs. A linear set names inputs. An opaque rule says why and offers no split.
 pub fn check_rule(
     rule: &FactorRule,
     inputs: &[TensorType],
@@ -66,14 +66,8 @@ pub fn check_rule(
         for (f, factor) in factors(rule).filter(|(_, f)| f.size > 1) {
             let kept = dims.iter().flatten().any(|&g| g == f);
             let (operand, name) = (operand.clone(), factor.name);
-            match factor.kind {
-                FactorKind::Parallel if !kept => {
-                    faults.push(RuleFault::ParallelMissing { operand, factor: name });
-                }
-                FactorKind::Reduce(_) if kept => {
-                    faults.push(RuleFault::ReducedKept { operand, factor: name });
-                }
-                _ => {}
+            if factor.kind == FactorKind::Parallel && !kept {
+                faults.push(RuleFault::ParallelMissing { operand, factor: name });
             }
         }
     }
@@ -82,6 +76,10 @@ pub fn check_rule(
         let reduced = matches!(factor.kind, FactorKind::Reduce(_));
         if reduced && !used {
             faults.push(RuleFault::FactorUnused { factor: factor.name });
+        }
+        let has = |dims: &Vec<Vec<FactorId>>| dims.iter().flatten().any(|&g| g == f);
+        if reduced && factor.size > 1 && rule.outputs.iter().all(has) {
+            faults.push(RuleFault::ReducedKept { factor: factor.name });
         }
     }
     for (set, members) in rule.linear.iter().enumerate() {

@@ -98,7 +98,7 @@ fn import_all(bytes: &[u8]) -> Result<Model, ImportError> {
     match import_bytes(bytes.to_vec(), &ImportOptions::default()) {
         Err(ImportError::Unbound { names }) => {
             let bind = names.into_iter().map(|n| (n, 2)).collect();
-            import_bytes(bytes.to_vec(), &ImportOptions { bind })
+            import_bytes(bytes.to_vec(), &ImportOptions { bind, ..ImportOptions::default() })
         }
         other => other,
     }

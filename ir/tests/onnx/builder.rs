@@ -113,7 +113,7 @@ pub fn model(graph: GraphProto) -> ModelProto {
 
 pub fn import(model: &ModelProto, bind: &[(&str, u64)]) -> Result<Model, ImportError> {
     let bind = bind.iter().map(|(n, v)| ((*n).to_string(), *v)).collect();
-    import_bytes(model.encode_to_vec(), &ImportOptions { bind })
+    import_bytes(model.encode_to_vec(), &ImportOptions { bind, ..ImportOptions::default() })
 }
 
 /// The error of a model that must not import.

@@ -68,7 +68,8 @@ fn check(folder: &Path, set: &Path, distance: &mut Distance) -> Result<(), Strin
     let path = files.into_iter().find(|p| p.extension().is_some_and(|e| e == "onnx")).unwrap();
     let [inputs, outputs] = data_set(set);
     let shapes = inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-    let options = ImportOptions { bind: bindings(&path, &shapes).unwrap() };
+    let options =
+        ImportOptions { bind: bindings(&path, &shapes).unwrap(), ..ImportOptions::default() };
     let model = import(&path, &options).map_err(|e| format!("import: {e}"))?;
     if Some(model.parameters) != meta["parameters"].as_u64() {
         return Err(format!("{} parameters, expected {}", model.parameters, meta["parameters"]));
@@ -146,7 +147,7 @@ fn planning_files_import_without_their_weights() {
             Err(ImportError::Unbound { names }) => {
                 let value = |n: &str| if n.contains("batch") { 2 } else { 128 };
                 let bind = names.into_iter().map(|n| (n.clone(), value(&n))).collect();
-                import(&path, &ImportOptions { bind })
+                import(&path, &ImportOptions { bind, ..ImportOptions::default() })
             }
             other => other,
         };

@@ -15,7 +15,7 @@ fn import_bound(path: &Path) -> Result<Model, ImportError> {
     match import(path, &ImportOptions::default()) {
         Err(ImportError::Unbound { names }) => {
             let bind = names.into_iter().map(|n| (n, 2)).collect();
-            import(path, &ImportOptions { bind })
+            import(path, &ImportOptions { bind, ..ImportOptions::default() })
         }
         other => other,
     }

@@ -47,7 +47,8 @@ impl Built {
         let path = folder.path().join("model.onnx");
         write(&build(family, config).expect("is a model"), &path).expect("is written");
         let bind = bind.iter().map(|&(name, n)| (name.to_string(), n)).collect();
-        let model = import(&path, &ImportOptions { bind }).expect("is imported");
+        let model = import(&path, &ImportOptions { bind, ..ImportOptions::default() })
+            .expect("is imported");
         Self { model, path, _folder: folder }
     }
 

@@ -18,7 +18,10 @@ impl Builder {
             inputs: Vec::new(),
             weights: Vec::new(),
             constants: Vec::new(),
+            accumulators: Vec::new(),
             instrs: Vec::new(),
+            micro_batches: None,
+            carried: Vec::new(),
             outputs: Vec::new(),
             arena_bytes: 0,
         })

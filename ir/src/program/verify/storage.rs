@@ -43,7 +43,7 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
 }
 
 /// The first buffer of each buffer's storage. A copy that lies exactly where its input lies is the
-/// same storage.
+/// same storage, and so is what state becomes.
 fn storages(program: &Program) -> Vec<BufferId> {
     let mut storage_of: Vec<BufferId> = buffer_ids(program).collect();
     for instr in &program.instrs {
@@ -53,6 +53,9 @@ fn storages(program: &Program) -> Vec<BufferId> {
         {
             storage_of[output.index()] = storage_of[input.index()];
         }
+    }
+    for c in &program.carried {
+        storage_of[c.next.index()] = storage_of[c.state.index()];
     }
     storage_of
 }
