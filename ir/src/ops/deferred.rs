@@ -46,6 +46,10 @@ pub struct Promise {
     pub shape: Option<Vec<u64>>,
 }
 
+/// What operands and results of one deferred node may take together: nothing that was known before the run
+/// bounds them.
+const MAX_BYTES: u64 = 1 << 27;
+
 /// It stands for ONNX operators that other files decode.
 pub const DECODERS: &[DecoderEntry] = &[];
 
@@ -184,6 +188,15 @@ impl Promise {
     }
 }
 
+/// Refuses tensors that are too large together.
+fn bounded<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<(), EvalError> {
+    let bytes = types.map(TensorType::bytes).fold(0, u64::saturating_add);
+    if bytes > MAX_BYTES {
+        return Err(EvalError::TooLarge { bytes, limit_bytes: MAX_BYTES });
+    }
+    Ok(())
+}
+
 impl OpDef for Deferred {
     fn infer(
         &self,
@@ -203,8 +216,10 @@ impl OpDef for Deferred {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        bounded(inputs.iter().map(|t| t.ty()))?;
         let failed = |e: String| EvalError::Invalid(format!("{}: {e}", self.op_type));
         let graph = self.decode(inputs).map_err(|e| failed(e.to_string()))?;
+        bounded(graph.values.iter().map(|v| &v.ty))?;
         // A broken promise is seen before it is computed, where the extents are known by now.
         for (promise, &v) in self.results.iter().zip(&graph.outputs) {
             let value = graph.value(v);

@@ -6,13 +6,15 @@
 //!   look at no key gets 0. Where the scores are an output too, or the softmax is asked for in less
 //!   than the operands' precision, it becomes matrix products, elementwise ops and a softmax.
 
+use super::Build;
 use super::attention::Attention;
 use super::concat::Concat;
 use super::decode::{Decoder, DecoderEntry, element_type};
 use super::matmul::MatMul;
 use super::pad::Pad;
+use super::range;
 use super::softmax::Softmax;
-use crate::graph::{TensorType, ValueId};
+use crate::graph::ValueId;
 use crate::program::kernel::PadMode;
 use crate::scalar::ScalarFn as F;
 use crate::sharding::ReduceKind;
@@ -216,7 +218,7 @@ impl Mask {
         dtype: DType,
     ) -> Result<Option<ValueId>, OpError> {
         if let Some(offset) = self.causal {
-            let (column, row) = (range(d, [1, e.keys])?, range(d, [e.queries, 1])?);
+            let (column, row) = (range::along(d, 0, e.keys, 1, 2)?, range::along(d, 0, e.queries, 0, 2)?);
             let offset = d.constant(Tensor::scalar(offset));
             let position = d.map(F::Add, &[row, offset])?;
             self.allowed.push(d.map(F::LessOrEqual, &[column, position])?);
@@ -275,7 +277,7 @@ fn mask(d: &mut Decoder<'_>, e: &Extents, past: Option<u64>) -> Result<Mask, OpE
     };
     let causal = d.int_or("is_causal", 0)? != 0;
     let window = [d.int_or("left_window_size", -1)?, d.int_or("right_window_size", -1)?];
-    let column = range(d, [1, e.keys])?;
+    let column = range::along(d, 0, e.keys, 1, 2)?;
     if (causal && unpadded.is_some()) || window.iter().any(|&w| w >= 0) {
         // The position of each query among the keys.
         let offset = match unpadded {
@@ -285,7 +287,7 @@ fn mask(d: &mut Decoder<'_>, e: &Extents, past: Option<u64>) -> Result<Mask, OpE
             }
             None => d.scalar(DType::I64, past.unwrap_or(0) as f64)?,
         };
-        let row = range(d, [e.queries, 1])?;
+        let row = range::along(d, 0, e.queries, 0, 2)?;
         let position = d.map(F::Add, &[row, offset])?;
         if causal && unpadded.is_some() {
             allowed.push(d.map(F::LessOrEqual, &[column, position])?);
@@ -326,11 +328,4 @@ fn pad_mask(d: &mut Decoder<'_>, mask: ValueId, keys: u64) -> Result<ValueId, Op
     after[ty.rank() - 1] = (keys - own) as i64;
     let value = if ty.dtype == DType::Bool { 0.0 } else { f64::NEG_INFINITY };
     d.push(Pad { before, after, mode: PadMode::Constant, value }, &[mask])
-}
-
-/// 0, 1, 2, … in this shape.
-fn range(d: &mut Decoder<'_>, shape: [u64; 2]) -> Result<ValueId, OpError> {
-    let range = Tensor::from_int(TensorType::new(DType::I64, shape), |i| i as i128)
-        .map_err(|e| OpError::Invalid(e.to_string()))?;
-    Ok(d.constant(range))
 }
