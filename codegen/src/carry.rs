@@ -50,7 +50,7 @@ impl Uses {
         let (old, new) = (self.0[state.index()], self.0[next.index()]);
         let Some(writer) = new.writer else { return false };
         let is_free = match old.last_reader {
-            Some(reader) if reader == writer => is_elementwise(&program.instrs[writer]),
+            Some(reader) if reader == writer => may_overwrite(&program.instrs[writer]),
             reader => reader.is_none_or(|reader| reader < writer),
         };
         is_free && !old.is_viewed && !new.is_viewed && !old.is_output && !new.is_output
@@ -58,6 +58,6 @@ impl Uses {
 }
 
 /// Whether an instruction may write over an operand of the result's extents.
-const fn is_elementwise(instr: &Instr) -> bool {
-    matches!(instr, Instr::Kernel { kernel: Kernel::Map { .. }, .. })
+const fn may_overwrite(instr: &Instr) -> bool {
+    matches!(instr, Instr::Kernel { kernel, .. } if kernel.is_elementwise())
 }

@@ -213,7 +213,11 @@ fn print_trace(executor: &mut Executor, inputs: &BTreeMap<String, Tensor>) {
     let mut times: Vec<Vec<Duration>> = vec![Vec::new(); executor.program().instrs.len() + 1];
     for _ in 0..RUNS {
         let ends = Mutex::new(vec![Instant::now()]);
-        executor.run_observed(std::slice::from_ref(inputs), &|_, _| ends.lock().unwrap().push(Instant::now())).unwrap();
+        executor
+            .run_observed(std::slice::from_ref(inputs), &|_, _| {
+                ends.lock().unwrap().push(Instant::now())
+            })
+            .unwrap();
         for (times, ends) in times.iter_mut().zip(ends.into_inner().unwrap().windows(2)) {
             times.push(ends[1] - ends[0]);
         }

@@ -85,6 +85,8 @@ pub enum RunError {
     InputType { name: String, expected: TensorType, found: TensorType },
     #[error("constant `{name}` ({ty}) is missing from the plan or has another type")]
     Constant { name: String, ty: TensorType },
+    #[error("the program has no weight `{name}`")]
+    NoWeight { name: String },
     #[error("rank {rank}: weight `{name}`: {source}")]
     Weight { rank: u32, name: String, source: WeightError },
     #[error("rank {rank}, instruction {instr} (node `{node}`): {source}")]

@@ -1,16 +1,12 @@
 //! Runs a program: each rank a thread with its own arena, instructions in order.
 
-use crate::comm::local::LocalComm;
-use crate::comm::reshard::Reshard;
-use crate::device::bytes::AlignedBytes;
-use crate::device::cpu::{self, In, Out, reference};
-use crate::operands::Operands;
+use crate::rank::{MemoryUse, Rank, Whole};
 use crate::region;
 use crate::threads::on_each_rank;
-use crate::{KernelError, RunError, Weights};
+use crate::{RunError, Weights};
 use planc_ir::program::verify::verify;
-use planc_ir::program::{BufferId, Instr, Kernel, Local, Program};
-use planc_ir::{EvalError, Tensor};
+use planc_ir::program::{BufferId, Program};
+use planc_ir::{EvalError, Tensor, TensorType};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -24,32 +20,6 @@ pub struct Executor {
     /// For each instruction, the dynamic buffers that it is the last to read.
     freed: Vec<Vec<BufferId>>,
     ranks: Vec<Rank>,
-}
-
-/// One rank's memory.
-#[derive(Debug)]
-pub(crate) struct Rank {
-    pub(crate) number: u32,
-    /// The instruction that it runs; none while it loads.
-    pub(crate) current: Option<usize>,
-    /// This rank's part of each buffer.
-    locals: Vec<Local>,
-    arena: AlignedBytes,
-    /// What the dynamic buffers hold; one that nothing reads any more is dropped.
-    dynamic: BTreeMap<BufferId, Tensor>,
-    weight_bytes_read: u64,
-}
-
-/// A whole tensor as bytes.
-struct Whole {
-    local: Local,
-    bytes: Vec<u8>,
-}
-
-impl Whole {
-    fn new(tensor: &Tensor) -> Self {
-        Self { local: region::whole(tensor.ty()), bytes: tensor.to_bytes() }
-    }
 }
 
 /// Runs a program once. Inputs and results are whole tensors.
@@ -71,22 +41,7 @@ impl Executor {
     ) -> Result<Self, RunError> {
         check(&program)?;
         let mut ranks = (0..program.mesh.ranks())
-            .map(|rank| {
-                let coord = program.mesh.coord(rank);
-                let bytes = program.arena_bytes;
-                Ok(Rank {
-                    number: rank,
-                    current: None,
-                    locals: program
-                        .buffers
-                        .iter()
-                        .map(|b| b.local(&program.mesh, &coord))
-                        .collect(),
-                    arena: AlignedBytes::zeroed(bytes).ok_or(RunError::Memory { rank, bytes })?,
-                    dynamic: BTreeMap::new(),
-                    weight_bytes_read: 0,
-                })
-            })
+            .map(|rank| Rank::new(&program, rank))
             .collect::<Result<Vec<Rank>, RunError>>()?;
         let constants = program
             .constants
@@ -186,8 +141,54 @@ impl Executor {
         self.ranks.iter().map(|r| r.weight_bytes_read).collect()
     }
 
-    /// Joins the ranks' parts of an output.
+    /// The memory that ranks have used since the program was loaded: of each figure, the largest rank's.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.ranks.iter().fold(MemoryUse::default(), |most, rank| MemoryUse {
+            arena_bytes: most.arena_bytes.max(rank.memory.arena_bytes),
+            copied_bytes: most.copied_bytes.max(rank.memory.copied_bytes),
+        })
+    }
+
+    /// The type of a weight.
+    pub fn weight_type(&self, name: &str) -> Option<&TensorType> {
+        self.weight(name).map(|id| &self.program.buffer(id).ty)
+    }
+
+    /// What a weight is now, as bytes: after a step, what state has become.
+    pub fn weight_bytes(&self, name: &str) -> Result<Vec<u8>, RunError> {
+        let id = self.weight(name).ok_or_else(|| RunError::NoWeight { name: name.to_string() })?;
+        self.joined(id)
+    }
+
+    /// Loads weights anew, each rank its parts.
+    pub fn reload(&mut self, names: &[String], weights: &dyn Weights) -> Result<(), RunError> {
+        let find = |name: &String| {
+            self.weight(name).ok_or_else(|| RunError::NoWeight { name: name.clone() })
+        };
+        let ids = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let program = &self.program;
+        on_each_rank(program, &mut self.ranks, |rank, _| {
+            rank.current = None;
+            ids.iter().try_for_each(|&id| rank.load(program, id, weights))
+        })
+    }
+
+    fn weight(&self, name: &str) -> Option<BufferId> {
+        let mut weights = self.program.weights.iter().copied();
+        weights.find(|&id| self.program.buffer(id).name == name)
+    }
+
     fn output(&self, id: BufferId) -> Result<(String, Tensor), RunError> {
+        let buffer = self.program.buffer(id);
+        let name = buffer.name.clone();
+        match Tensor::from_bytes(buffer.ty.clone(), &self.joined(id)?) {
+            Ok(tensor) => Ok((name, tensor)),
+            Err(source) => Err(RunError::Output { name, source }),
+        }
+    }
+
+    /// Joins the ranks' parts of a buffer.
+    fn joined(&self, id: BufferId) -> Result<Vec<u8>, RunError> {
         let (program, buffer) = (&self.program, self.program.buffer(id));
         let failed = |source| RunError::Output { name: buffer.name.clone(), source };
         let len = buffer.ty.bytes();
@@ -208,19 +209,18 @@ impl Executor {
                 }
             }
             let home = program.mesh.rank_at(&home);
-            let part = &rank.arena[rank.range(program, id)];
+            let (local, part) = rank.part(program, id);
             if home == rank.number {
-                region::copy(&rank.locals[id.index()], part, &whole, &mut bytes);
+                region::copy(local, part, &whole, &mut bytes);
             } else {
-                let original = &self.ranks[home as usize];
-                if part != &original.arena[original.range(program, id)] {
+                let (_, original) = self.ranks[home as usize].part(program, id);
+                if part != original {
                     let name = buffer.name.clone();
                     return Err(RunError::Diverged { name, rank: home, replica: rank.number });
                 }
             }
         }
-        let tensor = Tensor::from_bytes(buffer.ty.clone(), &bytes).map_err(failed)?;
-        Ok((buffer.name.clone(), tensor))
+        Ok(bytes)
     }
 
     /// The first rank's copy of an output that has no place in the arena; the others must be the same.
@@ -295,137 +295,10 @@ fn check_inputs(
         .collect()
 }
 
-impl Rank {
-    /// Where this rank's part of a buffer lies in its arena.
-    fn range(&self, program: &Program, id: BufferId) -> Range<usize> {
-        let buffer = program.buffer(id);
-        if buffer.dynamic {
-            return 0..0; // it has none
-        }
-        let begin = buffer.slot.offset as usize;
-        begin..begin + self.locals[id.index()].ty.bytes() as usize
-    }
-
-    /// Copies this rank's part of a whole tensor into its buffer.
-    fn fill(&mut self, program: &Program, id: BufferId, whole: &Whole) {
-        let range = self.range(program, id);
-        region::copy(&whole.local, &whole.bytes, &self.locals[id.index()], &mut self.arena[range]);
-    }
-
-    /// Reads this rank's part of a weight into its buffer.
-    fn load(
-        &mut self,
-        program: &Program,
-        id: BufferId,
-        weights: &dyn Weights,
-    ) -> Result<(), RunError> {
-        let (range, name) = (self.range(program, id), &program.buffer(id).name);
-        let read = weights
-            .read(name, &self.locals[id.index()], &mut self.arena[range])
-            .map_err(|source| RunError::Weight { rank: self.number, name: name.clone(), source })?;
-        self.weight_bytes_read += read;
-        Ok(())
-    }
-
-    /// Sets this rank's part of a buffer to zero.
-    fn clear(&mut self, program: &Program, id: BufferId) {
-        let range = self.range(program, id);
-        self.arena[range].fill(0);
-    }
-
-    /// Runs one instruction.
-    fn instr(
-        &mut self,
-        program: &Program,
-        number: usize,
-        comm: &mut LocalComm,
-    ) -> Result<(), RunError> {
-        let rank = self.number;
-        match &program.instrs[number] {
-            Instr::Kernel { node, kernel, inputs, outputs } => {
-                self.kernel(program, kernel, inputs, outputs).map_err(|source| RunError::Kernel {
-                    rank,
-                    instr: number,
-                    node: node.clone(),
-                    source,
-                })
-            }
-            Instr::Reshard { step, input, output } => {
-                let (from, to) = (program.buffer(*input), program.buffer(*output));
-                let reshard = Reshard { mesh: &program.mesh, rank, from, to };
-                let ranges = [self.range(program, *input), self.range(program, *output)];
-                let [read, written] = ranges;
-                Operands::split(&mut self.arena, &[read], &[written])
-                    .and_then(|mut o| reshard.run(step, &o.inputs[0], o.outputs[0], comm))
-                    .map_err(|source| RunError::Reshard {
-                        rank,
-                        instr: number,
-                        value: from.name.clone(),
-                        source,
-                    })
-            }
-        }
-    }
-
-    fn kernel(
-        &mut self,
-        program: &Program,
-        kernel: &Kernel,
-        inputs: &[BufferId],
-        outputs: &[BufferId],
-    ) -> Result<(), KernelError> {
-        let read: Vec<_> = inputs.iter().map(|&id| self.range(program, id)).collect();
-        let written: Vec<_> = outputs.iter().map(|&id| self.range(program, id)).collect();
-        if matches!(kernel, Kernel::Copy) && read == written {
-            return Ok(()); // a view of its input: the same bytes in the same place
-        }
-        let operands = Operands::split(&mut self.arena, &read, &written)?;
-        let (locals, ids) = (&self.locals, inputs);
-        let inputs: Vec<In<'_>> = ids
-            .iter()
-            .zip(&operands.inputs)
-            .map(|(id, bytes)| In { local: &locals[id.index()], bytes })
-            .collect();
-        let mut results: Vec<Out<'_>> = outputs
-            .iter()
-            .zip(operands.outputs)
-            .map(|(id, bytes)| Out { local: &locals[id.index()], bytes })
-            .collect();
-        match kernel {
-            Kernel::Reference { op } if op.leaves_extents_open() => {
-                let parts = ids.iter().zip(&inputs).map(|(id, x)| match self.dynamic.get(id) {
-                    Some(_) => Ok(None),
-                    None => reference::load(x).map(Some),
-                });
-                let parts = parts.collect::<Result<Vec<_>, _>>()?;
-                // `parts` has one for each operand that is not dynamic.
-                let pairs = ids.iter().zip(&parts);
-                let operands: Vec<&Tensor> = pairs
-                    .filter_map(|(id, part)| part.as_ref().or_else(|| self.dynamic.get(id)))
-                    .collect();
-                let made = reference::evaluate(op, &operands, outputs.len())?;
-                for ((&id, out), tensor) in outputs.iter().zip(&mut results).zip(made) {
-                    if !program.buffer(id).dynamic {
-                        reference::store(op, &tensor, out)?;
-                    } else if tensor.dtype() == out.dtype() {
-                        self.dynamic.insert(id, tensor);
-                    } else {
-                        let why =
-                            format!("{} gives {}, not {}", op.name(), tensor.ty(), out.dtype());
-                        return Err(KernelError::Operands { kernel: "reference", why });
-                    }
-                }
-                Ok(())
-            }
-            _ => cpu::run(kernel, &inputs, &mut results),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use planc_ir::program::{Buffer, Slot};
+    use planc_ir::program::{Buffer, Instr, Kernel, Slot};
     use planc_ir::sharding::{Mesh, Sharding};
     use planc_ir::{DType, TensorType};
 

@@ -15,6 +15,7 @@ pub mod device;
 pub mod error;
 pub mod executor;
 mod operands;
+mod rank;
 pub mod region;
 pub mod session;
 mod threads;
@@ -22,6 +23,7 @@ pub mod weights;
 
 pub use error::{CommError, KernelError, RunError, WeightError};
 pub use executor::{Executor, execute};
+pub use rank::MemoryUse;
 pub use session::Session;
 pub use weights::Weights;
 

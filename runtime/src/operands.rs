@@ -89,6 +89,12 @@ impl<'a> Operands<'a> {
         let outputs = written.into_iter().map(Option::unwrap_or_default).collect();
         Ok(Self { inputs, outputs })
     }
+
+    /// Bytes that were copied.
+    pub fn copied_bytes(&self) -> u64 {
+        let copied = |b: &Bytes<'_>| if matches!(b, Bytes::Copied(_)) { b.len() as u64 } else { 0 };
+        self.inputs.iter().map(copied).sum()
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use crate::RunError;
 use crate::comm::Comm;
 use crate::comm::local::{LocalComm, World};
-use crate::executor::Rank;
+use crate::rank::Rank;
 use planc_ir::program::{Instr, Program};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

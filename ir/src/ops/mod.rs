@@ -128,6 +128,7 @@ op_table! {
         expand::Expand,
         trilu::Trilu,
         rotary_embedding::RotaryEmbedding,
+        optimizer_step::OptimizerStep,
         // Reductions and normalisation.
         reduce::Reduce,
         arg_reduce::ArgReduce,

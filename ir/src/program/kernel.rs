@@ -7,6 +7,7 @@
 use crate::ops::Op;
 use crate::ops::attention::Attention;
 use crate::ops::mixture_of_experts::MixtureOfExperts;
+use crate::ops::optimizer_step::OptimizerStep;
 use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,8 @@ pub enum Kernel {
         /// Pairs are neighbours; else one of each half.
         interleaved: bool,
     },
+    /// One step of an optimizer; see the op.
+    OptimizerStep(OptimizerStep),
     /// Convolution of `[N, C, spatial..]` with `[M, C / groups, window..]`, no bias.
     Conv {
         /// Strides, padding, dilation.
@@ -151,6 +154,14 @@ pub enum Kernel {
         /// The op.
         op: Box<Op>,
     },
+}
+
+impl Kernel {
+    /// Whether each element of a result follows from the elements at its place in those operands that have
+    /// the result's extents, so that results may be written over them.
+    pub const fn is_elementwise(&self) -> bool {
+        matches!(self, Self::Map { .. } | Self::OptimizerStep(_))
+    }
 }
 
 /// Strides, padding and dilation of a window that moves over spatial dimensions.

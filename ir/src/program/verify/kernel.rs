@@ -113,6 +113,7 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         }
         Kernel::Attention(attention) => attention.clone().into(),
         Kernel::MixtureOfExperts(layer) => layer.clone().into(),
+        Kernel::OptimizerStep(step) => step.clone().into(),
         Kernel::RotaryEmbedding { interleaved } => {
             RotaryEmbedding { interleaved: *interleaved }.into()
         }

@@ -11,6 +11,7 @@ mod elementary;
 mod experts;
 mod gather;
 mod gemm;
+pub mod in_place;
 mod lanes;
 mod layout;
 mod lrn;
@@ -18,6 +19,7 @@ mod map;
 mod matmul;
 mod normalize;
 mod operand;
+mod optimizer_step;
 mod pool;
 mod reduce;
 pub mod reference;
@@ -43,6 +45,9 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         let results = reference::evaluate(op, &inputs, outputs.len())?;
         let mut pairs = results.iter().zip(outputs);
         return pairs.try_for_each(|(result, out)| reference::store(op, result, out));
+    }
+    if let Kernel::OptimizerStep(step) = kernel {
+        return optimizer_step::run(step, inputs, outputs);
     }
     let [out] = outputs else {
         return Err(KernelError::Operands {
@@ -115,6 +120,7 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Attention(_) => "attention",
         Kernel::MixtureOfExperts(_) => "mixture_of_experts",
         Kernel::RotaryEmbedding { .. } => "rotary_embedding",
+        Kernel::OptimizerStep(_) => "optimizer_step",
         Kernel::Conv { .. } => "conv",
         Kernel::Pool { .. } => "pool",
         Kernel::Lrn { .. } => "lrn",
