@@ -63,6 +63,10 @@ pub enum RunError {
     OtherModel { path: PathBuf, expected: String, found: String },
     #[error("a step of this plan takes {expected} micro-batches, got {found}")]
     MicroBatches { expected: usize, found: usize },
+    #[error("the plan is one of inference: plan the model for training")]
+    NoTraining,
+    #[error("what the plan says of training is not sound: {why}")]
+    Training { why: String },
     #[error("unsupported: the plan has {stages} pipeline stages; this runtime runs plans of one")]
     Stages { stages: usize },
     #[error("the plan's {what} `{name}` is not sound: {why}")]

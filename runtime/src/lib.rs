@@ -1,6 +1,7 @@
 //! A thin executor of rank programs: it decides nothing.
 //!
 //! * [`Session`] loads a plan for a model, with every rank's slices of the weights, and runs it.
+//! * [`Session::train_step`] trains; [`checkpoint`] keeps what was trained, [`data`] is what it is trained on.
 //! * [`Executor`] and [`execute`] run a bare [`Program`](planc_ir::program::Program).
 //! * [`device`] computes kernels on local buffers. The one device is the CPU.
 //! * [`comm`] moves data between ranks. The one transport is between threads of this process.
@@ -10,21 +11,26 @@
 //! rank fails, all others end, and the error names the rank, the instruction and the node of the
 //! user's model.
 
+pub mod checkpoint;
 pub mod comm;
+pub mod data;
 pub mod device;
 pub mod error;
 pub mod executor;
 mod operands;
 mod rank;
 pub mod region;
+pub mod safetensors_file;
 pub mod session;
 mod threads;
+pub mod training;
 pub mod weights;
 
 pub use error::{CommError, KernelError, RunError, WeightError};
 pub use executor::{Executor, execute};
 pub use rank::MemoryUse;
 pub use session::Session;
+pub use training::TrainStep;
 pub use weights::Weights;
 
 #[cfg(target_endian = "big")]

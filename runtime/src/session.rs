@@ -1,9 +1,9 @@
 //! Runs a plan for a model.
 
 use crate::weights::{PlanWeights, decode};
-use crate::{Executor, RunError};
+use crate::{Executor, MemoryUse, RunError, training};
 use planc_ir::digest::model_digest;
-use planc_ir::plan::{Plan, Source};
+use planc_ir::plan::{Plan, Source, Training};
 use planc_ir::{Tensor, TensorType};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,11 @@ use std::path::Path;
 /// A plan with its weights in place, ready to run any number of times.
 #[derive(Debug)]
 pub struct Session {
-    executor: Executor,
+    pub(crate) executor: Executor,
+    /// What the plan says of training, if its steps train.
+    pub(crate) training: Option<Training>,
+    /// Steps of training that led to the present state.
+    pub(crate) steps_done: u64,
 }
 
 impl Session {
@@ -36,7 +40,11 @@ impl Session {
                 Ok((c.name.clone(), tensor))
             })
             .collect::<Result<BTreeMap<_, _>, RunError>>()?;
-        Ok(Self { executor: Executor::new(stage.program.clone(), &weights, &constants)? })
+        let executor = Executor::new(stage.program.clone(), &weights, &constants)?;
+        if let Some(training) = &plan.training {
+            training::check(training, executor.program())?;
+        }
+        Ok(Self { executor, training: plan.training.clone(), steps_done: 0 })
     }
 
     /// Runs the plan. Inputs and results are whole tensors; results come in the model's order.
@@ -45,6 +53,11 @@ impl Session {
         inputs: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RunError> {
         self.executor.run(inputs)
+    }
+
+    /// The memory that ranks have used: of each figure, the largest rank's.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.executor.memory_use()
     }
 
     /// For each rank, how many bytes of weights it read.

@@ -17,7 +17,7 @@ pub trait Weights: Sync {
     fn read(&self, name: &str, part: &Local, out: &mut [u8]) -> Result<u64, WeightError>;
 }
 
-fn check_type(part: &Local, found: &TensorType) -> Result<(), WeightError> {
+pub(crate) fn check_type(part: &Local, found: &TensorType) -> Result<(), WeightError> {
     let expected = TensorType::new(part.ty.dtype, part.global.clone());
     if expected == *found {
         Ok(())
