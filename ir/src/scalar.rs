@@ -3,11 +3,13 @@
 
 mod float;
 mod int;
+mod slope;
 
 use crate::DType;
 use serde::{Deserialize, Serialize};
 
 pub use float::erf;
+pub use slope::{Slope, SlopeOf};
 
 /// A function of one to three scalars.
 ///
@@ -120,6 +122,8 @@ pub enum ScalarFn {
     PRelu,
     /// `activation(gate) · x`; operands are gate and x.
     Gated(Gate),
+    /// `slope(z) · g`; operands are z and g.
+    Slope(Slope),
     BitwiseAnd,
     BitwiseOr,
     BitwiseXor,
@@ -177,6 +181,7 @@ impl ScalarFn {
             | F::GreaterOrEqual
             | F::PRelu
             | F::Gated(_)
+            | F::Slope(_)
             | F::BitwiseAnd
             | F::BitwiseOr
             | F::BitwiseXor

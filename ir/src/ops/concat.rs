@@ -7,7 +7,7 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{Lanes, pick};
-use super::{Build, OpDef, Work, factors, same_dtype};
+use super::{Build, OpDef, Vjp, Work, factors, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -115,6 +115,19 @@ impl OpDef for Concat {
             (source, (outer * n + k) * out.inner + inner)
         })?;
         Ok(vec![joined])
+    }
+
+    /// To each input its part.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let g = v.gradient()?;
+        let (mut gradients, mut start) = (Vec::with_capacity(v.inputs.len()), 0);
+        for i in 0..v.inputs.len() {
+            let end = start + v.shape(v.inputs[i])[self.axis];
+            let part = v.wants(i).then(|| v.slice(g, self.axis, start, end)).transpose()?;
+            gradients.push(part);
+            start = end;
+        }
+        Ok(gradients)
     }
 
     fn lower(&self) -> Kernel {

@@ -5,9 +5,10 @@
 //!   `reverse` multiplies from the end.
 //! - **Split**: the dimension stays whole, the others are parallel.
 
+use super::cum_prod_grad::CumProdGrad;
 use super::cumsum::{Running, decode_running};
 use super::decode::{Decoder, DecoderEntry};
-use super::{Build, OpDef, Work, factors};
+use super::{Build, OpDef, Vjp, Work, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -68,6 +69,12 @@ impl OpDef for CumProd {
             self.running().run(x.shape(), &mut products, 1, i128::wrapping_mul);
             Tensor::from_int(ty, |i| products[i])?
         }])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.inputs[0]);
+        let Self { axis, exclusive, reverse } = *self;
+        Ok(vec![Some(v.push(CumProdGrad { axis, exclusive, reverse }, &[x, g])?)])
     }
 
     fn lower(&self) -> Kernel {

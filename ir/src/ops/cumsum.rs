@@ -7,7 +7,7 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -118,6 +118,12 @@ impl OpDef for CumSum {
             self.running().run(x.shape(), &mut sums, 0, i128::wrapping_add);
             Tensor::from_int(ty, |i| sums[i])?
         }])
+    }
+
+    /// Sums that run the other way.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let g = v.gradient()?;
+        Ok(vec![Some(v.push(Self { reverse: !self.reverse, ..self.clone() }, &[g])?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -6,7 +6,7 @@
 //!   split in the output only.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{Build, OpDef, Work, broadcast, broadcast_index, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, broadcast, broadcast_index, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn;
@@ -74,6 +74,12 @@ impl OpDef for Expand {
         let from = inputs[0].shape();
         let index = |i| broadcast_index(from, &self.shape, i);
         Ok(vec![inputs[0].select(self.shape.clone(), index)?])
+    }
+
+    /// Summed where it was broadcast.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
+        Ok(vec![Some(v.sum_to(g, &shape)?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -7,8 +7,9 @@
 //!   each rank contributes 0 for indices that lie elsewhere. Linear in the data.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::gather_grad::GatherGrad;
 use super::lanes::{Lanes, index};
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
@@ -102,6 +103,13 @@ impl OpDef for Gather {
             (outer * lanes.n + rows[row]) * lanes.inner + inner
         })?;
         Ok(vec![gathered])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let extent = v.shape(v.inputs[0])[self.axis];
+        let rows = v.push(GatherGrad { axis: self.axis, extent }, &[indices, g])?;
+        Ok(vec![Some(rows), None])
     }
 
     fn lower(&self) -> Kernel {

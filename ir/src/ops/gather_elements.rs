@@ -7,7 +7,9 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::index;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::scatter::Update;
+use super::scatter_elements::ScatterElements;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -89,6 +91,13 @@ impl OpDef for GatherElements {
         let (data, indices) = (inputs[0], inputs[1]);
         let targets = targets(data.shape(), indices, self.axis)?;
         Ok(vec![data.select(indices.shape(), |i| targets[i])?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let zeros = v.zeros(v.ty(v.inputs[0]))?;
+        let add = ScatterElements { axis: self.axis, update: Update::Add };
+        Ok(vec![Some(v.push(add, &[zeros, indices, g])?), None])
     }
 
     fn lower(&self) -> Kernel {

@@ -6,8 +6,9 @@
 //!   itself `q` stay whole. Linear in the data.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::gather_nd_grad::GatherNdGrad;
 use super::lanes::index;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};
@@ -41,6 +42,26 @@ impl GatherNd {
     fn shape(&self, data: &[u64], indices: &[u64]) -> Vec<u64> {
         [&indices[..indices.len() - 1], &data[self.rest(indices)..]].concat()
     }
+}
+
+/// For each position of the indices, the row-major index of what it names in the batch dimensions and the
+/// indexed ones.
+pub(super) fn rows(
+    indices: &Tensor,
+    batch_dims: usize,
+    indexed: &[u64],
+) -> Result<Vec<usize>, EvalError> {
+    let (batch, depth) = (&indices.shape()[..batch_dims], indexed.len());
+    let positions = elements(&indices.shape()[..indices.shape().len() - 1]) as usize;
+    let per_batch = (positions / (elements(batch) as usize).max(1)).max(1);
+    (0..positions)
+        .map(|p| {
+            let coord = indexed.iter().enumerate();
+            coord.map(|(k, &n)| (p * depth + k, n)).try_fold(p / per_batch, |row, (i, n)| {
+                Ok(row * n as usize + index(indices.int_at(i), n)?)
+            })
+        })
+        .collect()
 }
 
 impl OpDef for GatherNd {
@@ -96,22 +117,18 @@ impl OpDef for GatherNd {
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (data, indices) = (inputs[0], inputs[1]);
         let (b, rest) = (self.batch_dims, self.rest(indices.shape()));
-        let depth = rest - b;
-        let indexed = &data.shape()[b..rest];
-        let positions = elements(&indices.shape()[..indices.shape().len() - 1]) as usize;
-        let per_batch = (positions / (elements(&data.shape()[..b]) as usize).max(1)).max(1);
-        // For each position, which row of `rest` elements it takes.
-        let rows = (0..positions)
-            .map(|p| {
-                let coord = indexed.iter().enumerate();
-                coord.map(|(k, &n)| (p * depth + k, n)).try_fold(p / per_batch, |row, (i, n)| {
-                    Ok::<_, EvalError>(row * n as usize + index(indices.int_at(i), n)?)
-                })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let rows = rows(indices, b, &data.shape()[b..rest])?;
         let inner = elements(&data.shape()[rest..]) as usize;
         let shape = self.shape(data.shape(), indices.shape());
         Ok(vec![data.select(shape, |i| rows[i / inner] * inner + i % inner)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let (data, rest) = (v.shape(v.inputs[0]), self.rest(&v.shape(indices)));
+        let indexed = data[self.batch_dims..rest].to_vec();
+        let op = GatherNdGrad { batch_dims: self.batch_dims, indexed };
+        Ok(vec![Some(v.push(op, &[indices, g])?), None])
     }
 
     fn lower(&self) -> Kernel {

@@ -7,9 +7,11 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::{Lanes, floats};
-use super::{Build, OpDef, Work, expect_inputs, factors};
-use crate::graph::{TensorType, ValueId};
-use crate::program::Kernel;
+use super::pool::Pool;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
+use crate::graph::{TensorType, ValueId, elements};
+use crate::program::{Kernel, PoolKind, Window};
+use crate::scalar::ScalarFn as F;
 use crate::sharding::FactorRule;
 use crate::{EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
@@ -45,6 +47,29 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
         bias: d.float_or("bias", 1.0)?,
     };
     Ok(vec![d.push(lrn, &[d.input(0)?])?])
+}
+
+impl Lrn {
+    /// The mean over a window of channels, of which those that are not there count as 0.
+    fn mean(
+        &self,
+        v: &mut Vjp<'_>,
+        x: ValueId,
+        before: u64,
+        after: u64,
+    ) -> Result<ValueId, OpError> {
+        let shape = v.shape(x);
+        let lines = v.reshape(x, [shape[0], 1, shape[1], elements(&shape[2..])])?;
+        let window = Window {
+            strides: vec![1; 2],
+            dilations: vec![1; 2],
+            before: vec![before, 0],
+            after: vec![after, 0],
+        };
+        let (kind, extents) = (PoolKind::AverageWithPadding, vec![self.size, 1]);
+        let mean = v.push(Pool { kind, extents, window, ceil: false }, &[lines])?;
+        v.reshape(mean, shape)
+    }
 }
 
 impl OpDef for Lrn {
@@ -88,6 +113,29 @@ impl OpDef for Lrn {
             }
         }
         Ok(vec![floats(inputs[0].ty(), inputs[0].shape(), &y)?])
+    }
+
+    /// With `b` the base of the power, `p = b^-beta` and the window `W` turned around `W'`: `g p - 2 alpha beta
+    /// / size · x · W' Σ g x p / b`.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.inputs[0]);
+        let ty = v.ty(x);
+        let (alpha, beta) = (f64::from(self.alpha), f64::from(self.beta));
+        let (behind, ahead) = ((self.size - 1) / 2, self.size / 2);
+        let square = v.map(F::Mul, &[x, x])?;
+        let mean = self.mean(v, square, behind, ahead)?;
+        let scaled = v.scale(mean, alpha)?;
+        let bias = v.scalar(ty.dtype, f64::from(self.bias))?;
+        let base = v.map(F::Add, &[scaled, bias])?;
+        let exponent = v.scalar(ty.dtype, -beta)?;
+        let power = v.map(F::Pow, &[base, exponent])?;
+        let direct = v.map(F::Mul, &[g, power])?;
+        let product = v.map(F::Mul, &[direct, x])?;
+        let quotient = v.map(F::Div, &[product, base])?;
+        let mean = self.mean(v, quotient, ahead, behind)?;
+        let scaled = v.scale(mean, 2.0 * alpha * beta)?;
+        let through_base = v.map(F::Mul, &[x, scaled])?;
+        Ok(vec![Some(v.map(F::Sub, &[direct, through_base])?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -6,9 +6,11 @@
 //! - **Split**: every output dimension is a parallel factor; an operand that is broadcast along a
 //!   dimension does not have it. Linear functions carry partial sums.
 
+mod gradient;
+
 use super::decode::DecoderEntry;
-use super::{OpDef, Work, broadcast, broadcast_index, expect_inputs, factors, same_dtype};
-use crate::graph::TensorType;
+use super::{OpDef, Vjp, Work, broadcast, broadcast_index, expect_inputs, factors, same_dtype};
+use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn;
 use crate::sharding::{FactorRule, RuleBuilder};
@@ -73,7 +75,7 @@ impl OpDef for Map {
                     rule.linear([0]);
                     rule.linear([1]);
                 }
-                ScalarFn::Gated(_) => rule.linear([1]),
+                ScalarFn::Gated(_) | ScalarFn::Slope(_) => rule.linear([1]),
                 ScalarFn::Where => rule.linear([1, 2]),
                 _ => {}
             }
@@ -119,6 +121,10 @@ impl OpDef for Map {
             })
         })?;
         failed.map_or_else(|| Ok(vec![out]), Err)
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        gradient::vjp(self.f, v)
     }
 
     fn lower(&self) -> Kernel {

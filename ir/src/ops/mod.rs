@@ -134,6 +134,7 @@ op_table! {
         arg_reduce::ArgReduce,
         cumsum::CumSum,
         cum_prod::CumProd,
+        cum_prod_grad::CumProdGrad,
         linear_recurrence::LinearRecurrence,
         det::Det,
         tf_idf::TfIdf,
@@ -159,10 +160,12 @@ op_table! {
         reverse_sequence::ReverseSequence,
         // Indexing.
         gather::Gather,
+        gather_grad::GatherGrad,
         gather_elements::GatherElements,
         scatter_elements::ScatterElements,
         scatter_nd::ScatterNd,
         gather_nd::GatherNd,
+        gather_nd_grad::GatherNdGrad,
         // Control flow.
         if_op::If,
         loop_op::Loop,

@@ -6,15 +6,16 @@
 //! - **Split**: dimensions without padding are parallel, the others whole. Linear unless a constant
 //!   other than 0 is written.
 
-use super::decode::{Decoder, DecoderEntry};
+use super::decode::{Decoder, DecoderEntry, MAX_FOLDED_BYTES};
+use super::gather_grad::GatherGrad;
 use super::lanes::pick;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::program::kernel::PadMode;
 use crate::sharding::{FactorRule, RuleBuilder};
 use crate::tensor::{strides, unravel};
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// A padding.
@@ -173,6 +174,30 @@ impl OpDef for Pad {
             (0, index)
         })?;
         Ok(vec![padded])
+    }
+
+    /// Crops what was padded and pads with zeros what was cropped; padding that shows elements gives its
+    /// gradient to those.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (mut g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
+        if self.mode == PadMode::Constant {
+            let negated = |widths: &[i64]| widths.iter().map(|w| -w).collect();
+            let (before, after) = (negated(&self.before), negated(&self.after));
+            let mode = PadMode::Constant;
+            return Ok(vec![Some(v.push(Self { before, after, mode, value: 0.0 }, &[g])?)]);
+        }
+        for (axis, &extent) in shape.iter().enumerate().filter(|&(axis, _)| self.touches(axis)) {
+            let padded = v.shape(g)[axis];
+            if padded.saturating_mul(DType::I64.bytes()) > MAX_FOLDED_BYTES {
+                let why = format!("it pads axis {axis} with its own elements, {padded} in all");
+                return Err(OpError::NotDifferentiable { why });
+            }
+            let shown = (0..padded as i64)
+                .map(|i| self.source(i - self.before[axis], extent as i64).unwrap_or(0));
+            let shown = v.constant(Tensor::vector(shown.collect::<Vec<i64>>()));
+            g = v.push(GatherGrad { axis, extent }, &[shown, g])?;
+        }
+        Ok(vec![Some(g)])
     }
 
     fn lower(&self) -> Kernel {

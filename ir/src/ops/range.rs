@@ -66,7 +66,7 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
 /// `start`, `start + 1`, … along one dimension of a tensor of this rank, as 64-bit integers; a
 /// constant if there are few.
 pub fn along(
-    d: &mut Decoder<'_>,
+    d: &mut impl Build,
     start: i64,
     count: u64,
     axis: usize,

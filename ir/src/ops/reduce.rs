@@ -8,9 +8,10 @@
 //! - **Split**: reduced dimensions give partial results of the same kind, the others are parallel.
 //!   A sum is linear.
 
+use super::cum_prod::CumProd;
 use super::decode::{Decoder, DecoderEntry};
 use super::reshape::distinct_axes;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;
@@ -133,6 +134,28 @@ fn log_sum_exp(d: &mut Decoder<'_>, x: ValueId, axes: &[usize]) -> Result<ValueI
 }
 
 impl Reduce {
+    /// A gradient, times for each element of `x` the product of the others. It goes back through one
+    /// dimension at a time; the others in it are those before and those after, so that zeros do no harm.
+    fn times_others(
+        &self,
+        v: &mut Vjp<'_>,
+        mut x: ValueId,
+        mut g: ValueId,
+    ) -> Result<ValueId, OpError> {
+        let mut products = Vec::with_capacity(self.axes.len());
+        for &axis in &self.axes {
+            products.push((axis, x));
+            x = v.reduce(ReduceKind::Prod, x, &[axis])?;
+        }
+        for (axis, x) in products.into_iter().rev() {
+            let before = v.push(CumProd { axis, exclusive: true, reverse: false }, &[x])?;
+            let after = v.push(CumProd { axis, exclusive: true, reverse: true }, &[x])?;
+            let others = v.map(F::Mul, &[before, after])?;
+            g = v.map(F::Mul, &[others, g])?;
+        }
+        Ok(g)
+    }
+
     fn reduces(&self, axis: usize) -> bool {
         self.axes.binary_search(&axis).is_ok()
     }
@@ -245,6 +268,26 @@ impl OpDef for Reduce {
             }
             Tensor::from_int(ty, |i| sums[i])?
         }])
+    }
+
+    /// Of a sum, the gradient everywhere; of a product, times the other elements; of an extremum, in equal
+    /// shares to the elements that are it.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.inputs[0]);
+        let ty = v.ty(x);
+        let g = v.reshape(g, self.kept(&ty.shape))?;
+        Ok(vec![Some(match self.kind {
+            ReduceKind::Sum => v.expand(g, ty.shape)?,
+            ReduceKind::Prod => self.times_others(v, x, g)?,
+            ReduceKind::Max | ReduceKind::Min => {
+                let extremum = v.reshape(v.outputs[0], self.kept(&ty.shape))?;
+                let chosen = v.map(F::Equal, &[x, extremum])?;
+                let chosen = v.cast(chosen, ty.dtype)?;
+                let count = v.reduce(ReduceKind::Sum, chosen, &self.axes)?;
+                let share = v.map(F::Div, &[g, count])?;
+                v.map(F::Mul, &[chosen, share])?
+            }
+        })])
     }
 
     fn lower(&self) -> Kernel {

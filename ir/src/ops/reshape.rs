@@ -6,7 +6,7 @@
 //!   have no common boundary, the rest of the group stays whole.
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
-use super::{Build, OpDef, Work, expect_inputs};
+use super::{Build, OpDef, Vjp, Work, expect_inputs};
 use crate::graph::{TensorType, ValueId, elements, resolve_axis};
 use crate::program::Kernel;
 use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};
@@ -251,6 +251,11 @@ impl OpDef for Reshape {
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
         Ok(vec![inputs[0].clone().reshape(self.shape.clone())?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
+        Ok(vec![Some(v.reshape(g, shape)?)])
     }
 
     fn lower(&self) -> Kernel {

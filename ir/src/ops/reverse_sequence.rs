@@ -7,7 +7,7 @@
 //!   parallel. Linear.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};
@@ -96,6 +96,12 @@ impl OpDef for ReverseSequence {
             if t < length { i - t * step + (length - 1 - t) * step } else { i }
         };
         Ok(vec![x.select(x.shape(), from)?])
+    }
+
+    /// Turned around once more.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, lengths) = (v.gradient()?, v.inputs[1]);
+        Ok(vec![Some(v.push(self.clone(), &[g, lengths])?), None])
     }
 
     fn lower(&self) -> Kernel {

@@ -42,6 +42,16 @@ impl Update {
         matches!(self, Self::Set | Self::Add)
     }
 
+    /// # Errors
+    /// Unless it is one whose gradient the scattering ops know.
+    pub fn differentiable(self) -> Result<(), OpError> {
+        if self.is_linear() {
+            return Ok(());
+        }
+        let why = "only updates that replace or are added have a gradient".to_string();
+        Err(OpError::NotDifferentiable { why })
+    }
+
     /// Applies update `from` to element `to` for each pair in order.
     pub fn apply(
         self,

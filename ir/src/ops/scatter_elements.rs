@@ -7,13 +7,14 @@
 //!   are parallel. Setting and adding are linear in data and updates together.
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
-use super::gather_elements::{check, targets};
+use super::gather_elements::{GatherElements, check, targets};
 use super::scatter::Update;
-use super::{Build, OpDef, Work, expect_inputs, factors, same_dtype};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, range, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
+use crate::scalar::ScalarFn;
 use crate::sharding::FactorRule;
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// A write of single elements. Inputs: data, indices, updates.
@@ -72,6 +73,35 @@ impl OpDef for ScatterElements {
         let targets = targets(inputs[0].shape(), inputs[1], self.axis)?;
         let pairs = targets.into_iter().enumerate().map(|(from, to)| (to, from));
         Ok(vec![self.update.apply(inputs[0], inputs[2], pairs)?])
+    }
+
+    /// An element that was replaced has none; of updates that replace, only the last has one.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        self.update.differentiable()?;
+        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let set = self.update == Update::Set;
+        let replace = Self { axis: self.axis, update: Update::Set };
+        let read = GatherElements { axis: self.axis };
+        let (mut data, mut updates) = (v.wants(0).then_some(g), None);
+        if v.wants(0) && set {
+            let zeros = v.zeros(v.ty(v.inputs[2]))?;
+            data = Some(v.push(replace.clone(), &[g, indices, zeros])?);
+        }
+        if v.wants(2) {
+            let mut gradient = v.push(read.clone(), &[g, indices])?;
+            if set {
+                let shape = v.shape(indices);
+                let count = range::along(v, 0, shape[self.axis], self.axis, shape.len())?;
+                let own = v.expand(count, shape)?;
+                let table = v.zeros(TensorType::new(DType::I64, v.shape(v.inputs[0])))?;
+                let last = v.push(replace, &[table, indices, own])?;
+                let last = v.push(read, &[last, indices])?;
+                let stays = v.map(ScalarFn::Equal, &[last, own])?;
+                gradient = v.masked(stays, gradient)?;
+            }
+            updates = Some(gradient);
+        }
+        Ok(vec![data, None, updates])
     }
 
     fn lower(&self) -> Kernel {

@@ -7,13 +7,15 @@
 //!   are linear in data and updates together.
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
+use super::gather_nd::GatherNd;
 use super::lanes::index;
 use super::scatter::Update;
-use super::{Build, OpDef, Work, expect_inputs, factors, same_dtype};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, range, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
+use crate::scalar::ScalarFn;
 use crate::sharding::{FactorRule, RuleBuilder};
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// A write of slices. Inputs: data, indices, updates.
@@ -107,6 +109,39 @@ impl OpDef for ScatterNd {
             (0..inner).map(move |i| (row * inner + i, p * inner + i))
         });
         Ok(vec![self.update.apply(data, inputs[2], pairs)?])
+    }
+
+    /// An element that was replaced has none; of updates that replace, only the last has one.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        self.update.differentiable()?;
+        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let set = self.update == Update::Set;
+        let replace = Self { update: Update::Set };
+        let read = GatherNd { batch_dims: 0 };
+        let (mut data, mut updates) = (v.wants(0).then_some(g), None);
+        if v.wants(0) && set {
+            let zeros = v.zeros(v.ty(v.inputs[2]))?;
+            data = Some(v.push(replace.clone(), &[g, indices, zeros])?);
+        }
+        if v.wants(2) {
+            let mut gradient = v.push(read.clone(), &[g, indices])?;
+            if set {
+                let (shape, named) = (v.shape(indices), depth(&v.shape(indices)));
+                let mut positions = shape[..shape.len() - 1].to_vec();
+                let own = range::along(v, 0, elements(&positions), 0, 1)?;
+                let own = v.reshape(own, positions.clone())?;
+                let table = TensorType::new(DType::I64, &v.shape(v.inputs[0])[..named]);
+                let table = v.zeros(table)?;
+                let last = v.push(replace, &[table, indices, own])?;
+                let last = v.push(read, &[last, indices])?;
+                let stays = v.map(ScalarFn::Equal, &[last, own])?;
+                positions.resize(v.shape(gradient).len(), 1);
+                let stays = v.reshape(stays, positions)?;
+                gradient = v.masked(stays, gradient)?;
+            }
+            updates = Some(gradient);
+        }
+        Ok(vec![data, None, updates])
     }
 
     fn lower(&self) -> Kernel {

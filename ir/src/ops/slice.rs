@@ -6,9 +6,11 @@
 //! - **Split**: dimensions that are cut stay whole, the others are parallel. Linear.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::pad::Pad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
+use crate::program::kernel::PadMode;
 use crate::sharding::{FactorRule, RuleBuilder};
 use crate::tensor::{strides, unravel};
 use crate::{EvalError, OpError, Tensor};
@@ -129,6 +131,22 @@ impl Slice {
     }
 }
 
+/// Puts `step - 1` zeros behind each element of a dimension.
+fn spread(v: &mut Vjp<'_>, x: ValueId, axis: usize, step: u64) -> Result<ValueId, OpError> {
+    if step == 1 {
+        return Ok(x);
+    }
+    let mut shape = v.shape(x);
+    shape.insert(axis + 1, 1);
+    let x = v.reshape(x, shape.clone())?;
+    let (before, mut after) = (vec![0; shape.len()], vec![0; shape.len()]);
+    after[axis + 1] = step as i64 - 1;
+    let x = v.push(Pad { before, after, mode: PadMode::Constant, value: 0.0 }, &[x])?;
+    shape.remove(axis + 1);
+    shape[axis] *= step;
+    v.reshape(x, shape)
+}
+
 impl OpDef for Slice {
     fn infer(
         &self,
@@ -181,6 +199,35 @@ impl OpDef for Slice {
                 .sum()
         })?;
         Ok(vec![kept])
+    }
+
+    /// Zeros around what was cut out and, if not every element was taken, between its elements.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (mut g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
+        if v.ty(g).elements() == 0 {
+            return Ok(vec![None]);
+        }
+        let turned = self.cuts.iter().map(|cut| {
+            let c = cut.filter(|c| c.step < 0)?;
+            Some(Cut { start: c.extent as i64 - 1, step: -1, extent: c.extent })
+        });
+        let turned: Vec<Option<Cut>> = turned.collect();
+        if turned.iter().any(Option::is_some) {
+            g = v.push(Self { cuts: turned }, &[g])?;
+        }
+        let (mut before, mut after) = (vec![0; shape.len()], vec![0; shape.len()]);
+        for (axis, (&n, cut)) in shape.iter().zip(&self.cuts).enumerate() {
+            let Some(c) = cut else { continue };
+            let last = c.start + (c.extent as i64 - 1) * c.step;
+            let step = if c.extent == 1 { 1 } else { c.step.unsigned_abs() };
+            g = spread(v, g, axis, step)?;
+            before[axis] = c.start.min(last);
+            after[axis] = n as i64 - before[axis] - (c.extent * step) as i64;
+        }
+        if before.iter().chain(&after).any(|&w| w != 0) {
+            g = v.push(Pad { before, after, mode: PadMode::Constant, value: 0.0 }, &[g])?;
+        }
+        Ok(vec![Some(g)])
     }
 
     fn lower(&self) -> Kernel {

@@ -6,10 +6,11 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::{Lanes, floats};
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
-use crate::sharding::FactorRule;
+use crate::scalar::ScalarFn;
+use crate::sharding::{FactorRule, ReduceKind};
 use crate::{EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,23 @@ impl OpDef for Softmax {
             }
         }
         Ok(vec![floats(inputs[0].ty(), inputs[0].shape(), &x)?])
+    }
+
+    /// `y (g - Σ g y)`, and of the logarithm `g - e^y Σ g`.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, y) = (v.gradient()?, v.outputs[0]);
+        let axes = [self.axis];
+        Ok(vec![Some(if self.log {
+            let sum = v.reduce(ReduceKind::Sum, g, &axes)?;
+            let softmax = v.map(ScalarFn::Exp, &[y])?;
+            let share = v.map(ScalarFn::Mul, &[softmax, sum])?;
+            v.map(ScalarFn::Sub, &[g, share])?
+        } else {
+            let product = v.map(ScalarFn::Mul, &[g, y])?;
+            let sum = v.reduce(ReduceKind::Sum, product, &axes)?;
+            let rest = v.map(ScalarFn::Sub, &[g, sum])?;
+            v.map(ScalarFn::Mul, &[rest, y])?
+        })])
     }
 
     fn lower(&self) -> Kernel {

@@ -7,7 +7,9 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::Lanes;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::scatter::Update;
+use super::scatter_elements::ScatterElements;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -98,6 +100,14 @@ impl OpDef for TopK {
         let values = x.select(shape.clone(), |i| chosen[i].1)?;
         let indices = TensorType::new(DType::I64, shape);
         Ok(vec![values, Tensor::from_int(indices, |i| chosen[i].0 as i128)?])
+    }
+
+    /// Of the values: to where they come from.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, indices) = (v.gradient()?, v.outputs[1]);
+        let zeros = v.zeros(v.ty(v.inputs[0]))?;
+        let add = ScatterElements { axis: self.axis, update: Update::Add };
+        Ok(vec![Some(v.push(add, &[zeros, indices, g])?)])
     }
 
     fn lower(&self) -> Kernel {

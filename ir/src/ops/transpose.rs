@@ -5,7 +5,7 @@
 //! - **Split**: every dimension is parallel.
 
 use super::decode::{Decoder, DecoderEntry};
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};
@@ -81,6 +81,14 @@ impl OpDef for Transpose {
         let steps = self.apply(&strides(inputs[0].shape()));
         let index = |i| unravel(i, &shape).iter().zip(&steps).map(|(c, s)| c * s).sum();
         Ok(vec![inputs[0].select(shape.clone(), index)?])
+    }
+
+    /// By the inverse permutation.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let mut inverse = vec![0; self.perm.len()];
+        self.perm.iter().enumerate().for_each(|(i, &p)| inverse[p] = i);
+        let g = v.gradient()?;
+        Ok(vec![Some(v.transpose(g, &inverse)?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -6,7 +6,7 @@
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
 use super::lanes::pick;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
@@ -74,6 +74,12 @@ impl OpDef for Trilu {
             if keep { (0, i) } else { (1, 0) }
         })?;
         Ok(vec![kept])
+    }
+
+    /// The same triangle.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let g = v.gradient()?;
+        Ok(vec![Some(v.push(self.clone(), &[g])?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -1,7 +1,9 @@
 //! What an op sees when it is differentiated.
 
 use super::Build;
-use crate::graph::{Graph, ValueDef, ValueId};
+use super::fill::Fill;
+use crate::graph::{Graph, TensorType, ValueDef, ValueId};
+use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use crate::{OpError, Tensor};
 
@@ -57,6 +59,23 @@ impl Vjp<'_> {
     pub fn gradient(&self) -> Result<ValueId, OpError> {
         let first = self.gradients.first().copied().flatten();
         first.ok_or_else(|| OpError::Invalid("has no gradient to start from".into()))
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// None that are known: any type will do.
+    pub fn zeros(&mut self, ty: TensorType) -> Result<ValueId, OpError> {
+        self.push(Fill { dtype: ty.dtype, shape: ty.shape, value: 0.0 }, &[])
+    }
+
+    /// A gradient where a condition holds, 0 elsewhere.
+    ///
+    /// # Errors
+    /// If the condition's shape does not broadcast to the gradient's.
+    pub fn masked(&mut self, condition: ValueId, gradient: ValueId) -> Result<ValueId, OpError> {
+        let zero = self.scalar(self.ty(gradient).dtype, 0.0)?;
+        self.map(ScalarFn::Where, &[condition, gradient, zero])
     }
 
     /// Sums a gradient over the dimensions along which an operand of this shape was broadcast.

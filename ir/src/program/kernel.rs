@@ -142,6 +142,12 @@ pub enum Kernel {
         /// The dimension of `data` that is indexed.
         axis: usize,
     },
+    /// `out[.., j, ..] = Σ g[.., i.., ..]` over all `i` with `indices[i..] = j`. Inputs: indices, g. Indices
+    /// are global, those outside the local part of the result are left out.
+    GatherGrad {
+        /// The dimension of the result that is indexed.
+        axis: usize,
+    },
     /// ONNX GatherND. Inputs: data, indices.
     GatherNd {
         /// Leading dimensions shared by both.

@@ -104,6 +104,7 @@ impl ScalarFn {
             F::GreaterOrEqual => truth(x >= y),
             F::PRelu => below_zero(x, x * y),
             F::Gated(activation) => activation.function().apply(&[x]) * y,
+            F::Slope(slope) => slope.at(x) * y,
             F::Clip => clip(x, y, arg(2)),
             F::Where if x == 0.0 => arg(2),
             F::Where => y,
@@ -117,7 +118,7 @@ impl ScalarFn {
     }
 }
 
-fn truth(b: bool) -> f64 {
+pub(super) fn truth(b: bool) -> f64 {
     f64::from(u8::from(b))
 }
 
@@ -141,12 +142,12 @@ fn clip(x: f64, low: f64, high: f64) -> f64 {
     min(max(x, low), high)
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
 /// `ln(1 + e^x)` without overflow.
-fn softplus(x: f64) -> f64 {
+pub(super) fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p() + if x.is_nan() { x } else { 0.0 }
 }
 

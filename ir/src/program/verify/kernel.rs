@@ -10,6 +10,7 @@ use crate::graph::TensorType;
 use crate::ops::concat::Concat;
 use crate::ops::conv::Conv;
 use crate::ops::gather::Gather;
+use crate::ops::gather_grad::GatherGrad;
 use crate::ops::gather_nd::GatherNd;
 use crate::ops::lrn::Lrn;
 use crate::ops::map::Map;
@@ -133,6 +134,10 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
             Lrn { size: *size, alpha: *alpha, beta: *beta, bias: *bias }.into()
         }
         Kernel::Gather { axis } => Gather { axis: *axis }.into(),
+        Kernel::GatherGrad { axis } => {
+            let out = out()?;
+            GatherGrad { axis: *axis, extent: out.shape[out.dim(*axis)?] }.into()
+        }
         Kernel::GatherNd { batch_dims } => GatherNd { batch_dims: *batch_dims }.into(),
         Kernel::Reference { op } => {
             if let Some(finding) = body_fault(op) {

@@ -103,32 +103,69 @@ pub fn erf(x: f32) -> f32 {
     if x.abs() <= ERF_NEAR { erf_near(x) } else { far }
 }
 
-/// x times the normal distribution's cumulative function.
+/// Twice the normal distribution's cumulative function.
 #[inline]
-pub fn gelu(x: f32) -> f32 {
+fn twice_normal(x: f32) -> f32 {
     let y = x * std::f32::consts::FRAC_1_SQRT_2;
     // 1 + erf(y), without the cancellation where erf(y) is close to -1.
     let tail = erfc_far(y);
     let far = if y < 0.0 { tail } else { 2.0 - tail };
-    let twice = if y.abs() <= ERF_NEAR { 1.0 + erf_near(y) } else { far };
-    0.5 * x * twice
+    if y.abs() <= ERF_NEAR { 1.0 + erf_near(y) } else { far }
 }
+
+/// x times the normal distribution's cumulative function.
+#[inline]
+pub fn gelu(x: f32) -> f32 {
+    0.5 * x * twice_normal(x)
+}
+
+/// The derivative of [`gelu`].
+#[inline]
+pub fn gelu_slope(x: f32) -> f32 {
+    let density = 0.5
+        * std::f32::consts::FRAC_2_SQRT_PI
+        * std::f32::consts::FRAC_1_SQRT_2
+        * exp(-0.5 * x * x);
+    0.5 * twice_normal(x) + x * density
+}
+
+/// 2 √(2 / π): twice the factor of [`gelu_tanh`]'s argument.
+const TWICE_U: f32 = 2.0 * std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
+
+/// The cube's factor in it.
+const CUBIC: f32 = 0.044_715;
 
 /// The approximation of [`gelu`] with tanh.
 #[inline]
 pub fn gelu_tanh(x: f32) -> f32 {
-    // (1 + tanh(u)) / 2 is sigmoid(2 u).
-    let u = std::f32::consts::FRAC_2_SQRT_PI
-        * std::f32::consts::FRAC_1_SQRT_2
-        * (x + 0.044_715 * x * x * x);
-    x * sigmoid(2.0 * u)
+    x * gelu_gate(x)
+}
+
+/// (1 + tanh(u)) / 2 of the approximation's u, which is sigmoid(2 u).
+#[inline]
+fn gelu_gate(x: f32) -> f32 {
+    sigmoid(TWICE_U * (x + CUBIC * x * x * x))
+}
+
+/// The derivative of [`gelu_tanh`].
+#[inline]
+pub fn gelu_tanh_slope(x: f32) -> f32 {
+    let gate = gelu_gate(x);
+    gate + x * gate * (1.0 - gate) * TWICE_U * (1.0 + 3.0 * CUBIC * x * x)
+}
+
+/// The derivative of x sigmoid(alpha x).
+#[inline]
+pub fn swish_slope(alpha: f32, x: f32) -> f32 {
+    let gate = sigmoid(alpha * x);
+    gate + alpha * x * gate * (1.0 - gate)
 }
 
 #[cfg(test)]
 #[allow(clippy::float_cmp)] // a test may
 mod tests {
     use super::*;
-    use planc_ir::scalar::ScalarFn;
+    use planc_ir::scalar::{ScalarFn, Slope};
 
     /// The largest error in units of the last place (of the smallest normal number, below it).
     fn worst_ulps(f: fn(f32) -> f32, exact: ScalarFn) -> (f64, f32) {
@@ -171,6 +208,22 @@ mod tests {
                 let error = (f64::from(f(x)) - want).abs();
                 let most = 1e-6 * want.abs() + 3e-8;
                 assert!(error <= most, "{exact:?}({x}) is {}, not {want}", f(x));
+            }
+        }
+    }
+
+    #[test]
+    fn slopes_are_exact_to_rounding() {
+        for (f, exact) in [
+            (gelu_slope as fn(f32) -> f32, Slope::Gelu),
+            (gelu_tanh_slope, Slope::GeluTanh),
+            (|x| swish_slope(1.5, x), Slope::Swish { alpha: 1.5 }),
+        ] {
+            for i in -200_000..=200_000 {
+                let x = i as f32 * 1e-4;
+                let want = exact.at(f64::from(x));
+                let error = (f64::from(f(x)) - want).abs();
+                assert!(error <= 4e-7, "{exact:?} at {x} is {}, not {want}", f(x));
             }
         }
     }

@@ -1,9 +1,11 @@
-//! Gathering by index.
+//! Gathering by index, and adding to what was gathered from.
 
 use super::operand::{In, Out, around};
 use crate::KernelError;
-use crate::device::element::{Elem, with_elem};
+use crate::device::element::{Accumulator, Elem, with_elem};
 use planc_ir::DType;
+use planc_ir::program::Local;
+use planc_ir::sharding::ReduceKind;
 
 fn mismatch(kernel: &'static str, why: String) -> KernelError {
     KernelError::Operands { kernel, why }
@@ -30,6 +32,22 @@ pub fn resolve(index: i64, extent: u64) -> Result<u64, KernelError> {
     }
 }
 
+/// For each index into a dimension of a table, the row that it names of those held here, if it is one of
+/// them.
+fn held_rows(
+    kernel: &'static str,
+    index: &In<'_>,
+    table: &Local,
+    axis: usize,
+) -> Result<Vec<Option<usize>>, KernelError> {
+    let (start, extent, held) = (table.start[axis], table.global[axis], table.ty.shape[axis]);
+    let held_row = |i| {
+        let row = resolve(i, extent)?.checked_sub(start);
+        Ok(row.filter(|&row| row < held).map(|row| row as usize))
+    };
+    indices(kernel, index)?.into_iter().map(held_row).collect()
+}
+
 /// `out[.., i.., ..] = data[.., indices[i..], ..]`; what lies outside the local part of `data` is 0.
 pub fn gather(
     axis: usize,
@@ -46,15 +64,7 @@ pub fn gather(
         return Err(mismatch("gather", format!("{expected:?}, not {:?}", out.shape())));
     }
     let (outer, held, inner) = around(data.shape(), axis);
-    let (start, extent) = (data.local.start[axis], data.local.global[axis]);
-    // The local position of each index, if it is held here.
-    let rows: Vec<Option<usize>> = indices("gather", index)?
-        .into_iter()
-        .map(|i| {
-            let at = resolve(i, extent)?.checked_sub(start);
-            Ok(at.map(|at| at as usize).filter(|&at| at < held))
-        })
-        .collect::<Result<_, KernelError>>()?;
+    let rows = held_rows("gather", index, data.local, axis)?;
     let run = inner * data.dtype().bytes() as usize;
     if run == 0 || rows.is_empty() {
         return Ok(());
@@ -69,6 +79,56 @@ pub fn gather(
         }
     }
     Ok(())
+}
+
+/// `out[.., j, ..] = Σ g[.., i.., ..]` over all `i` with `indices[i..] = j`, for the `j` that are held here.
+pub fn gather_grad(
+    axis: usize,
+    index: &In<'_>,
+    g: &In<'_>,
+    out: &mut Out<'_>,
+) -> Result<(), KernelError> {
+    let fits = axis < out.shape().len() && g.dtype() == out.dtype() && {
+        let (outer, inner) = (&out.shape()[..axis], &out.shape()[axis + 1..]);
+        *g.shape() == [outer, index.shape(), inner].concat()
+    };
+    if !fits {
+        let why = format!("{:?} and {:?} to {:?}", index.shape(), g.shape(), out.shape());
+        return Err(mismatch("gather_grad", why));
+    }
+    let rows = held_rows("gather_grad", index, out.local, axis)?;
+    // Positions in order of the row that they add to, so that each row is summed at once.
+    let held = rows.iter().enumerate();
+    let mut terms: Vec<(usize, usize)> = held.filter_map(|(i, row)| Some(((*row)?, i))).collect();
+    terms.sort_unstable();
+    with_elem!(out.dtype(), T => add_rows(axis, &terms, rows.len(), g.elements::<T>(), out));
+    Ok(())
+}
+
+/// Sums the rows of `g`, of which there are `count` in each block, as `terms` says: to which row which is
+/// added.
+fn add_rows<T: Elem>(
+    axis: usize,
+    terms: &[(usize, usize)],
+    count: usize,
+    g: &[T],
+    out: &mut Out<'_>,
+) {
+    let (outer, held, inner) = around(out.shape(), axis);
+    let out = out.elements::<T>();
+    out.fill(T::from_int(0));
+    let mut sum = vec![T::Acc::neutral(ReduceKind::Sum); inner];
+    for block in 0..outer {
+        for group in terms.chunk_by(|a, b| a.0 == b.0) {
+            sum.fill(T::Acc::neutral(ReduceKind::Sum));
+            for &(_, i) in group {
+                let row = &g[(block * count + i) * inner..][..inner];
+                sum.iter_mut().zip(row).for_each(|(s, &x)| *s = s.add(x.widen()));
+            }
+            let row = &mut out[(block * held + group[0].0) * inner..][..inner];
+            row.iter_mut().zip(&sum).for_each(|(x, &s)| *x = T::narrow(s));
+        }
+    }
 }
 
 /// ONNX GatherND: each row of `index` names a position in the dimensions of `data` behind the batch

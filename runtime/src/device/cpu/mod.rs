@@ -94,6 +94,7 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
             lrn::run(*size, *alpha, *beta, *bias, x, out)
         }
         (Kernel::Gather { axis }, [data, indices]) => gather::gather(*axis, data, indices, out),
+        (Kernel::GatherGrad { axis }, [index, g]) => gather::gather_grad(*axis, index, g, out),
         (Kernel::GatherNd { batch_dims }, [data, indices]) => {
             gather::gather_nd(*batch_dims, data, indices, out)
         }
@@ -125,6 +126,7 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Pool { .. } => "pool",
         Kernel::Lrn { .. } => "lrn",
         Kernel::Gather { .. } => "gather",
+        Kernel::GatherGrad { .. } => "gather_grad",
         Kernel::GatherNd { .. } => "gather_nd",
         Kernel::Reference { .. } => "reference",
     }

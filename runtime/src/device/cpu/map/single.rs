@@ -5,7 +5,7 @@ use crate::device::cpu::elementary;
 use crate::device::cpu::operand::{In, Out};
 use crate::device::element::Elem;
 use half::{bf16, f16};
-use planc_ir::scalar::{Gate, ScalarFn};
+use planc_ir::scalar::{Gate, ScalarFn, Slope};
 
 /// Types whose arithmetic is done in f32.
 pub trait Single: Elem {
@@ -110,6 +110,7 @@ fn binary<T: Single>(f: ScalarFn, pieces: &Pieces, x: &[T], y: &[T], out: &mut [
         F::Gated(Gate::Silu) => by!(|x: f32, y: f32| x * elementary::sigmoid(x) * y),
         F::Gated(Gate::Gelu) => by!(|x: f32, y: f32| elementary::gelu(x) * y),
         F::Gated(Gate::GeluTanh) => by!(|x: f32, y: f32| elementary::gelu_tanh(x) * y),
+        F::Slope(slope) => return slope_times(slope, pieces, x, y, out),
         F::PRelu => by!(|x: f32, y: f32| if x < 0.0 { x * y } else { x }),
         F::Pow => match y {
             // Exporters write squares and cubes as powers.
@@ -121,6 +122,27 @@ fn binary<T: Single>(f: ScalarFn, pieces: &Pieces, x: &[T], y: &[T], out: &mut [
             }
             _ => by!(f32::powf),
         },
+        _ => return false,
+    }
+    true
+}
+
+/// `slope(z) · g`, of the derivatives that training meets most.
+fn slope_times<T: Single>(slope: Slope, pieces: &Pieces, z: &[T], g: &[T], out: &mut [T]) -> bool {
+    macro_rules! by {
+        ($slope:expr) => {{
+            let slope = $slope;
+            pieces.binary(z, g, out, |z: T, g: T| T::of(slope(z.single()) * g.single()));
+        }};
+    }
+    match slope {
+        Slope::Relu => by!(|z: f32| if z > 0.0 { 1.0 } else { 0.0 }),
+        Slope::LeakyRelu { alpha } => by!(|z: f32| if z < 0.0 { alpha } else { 1.0 }),
+        Slope::Sigmoid => by!(|z: f32| z * (1.0 - z)),
+        Slope::Tanh => by!(|z: f32| 1.0 - z * z),
+        Slope::Swish { alpha } => by!(|z: f32| elementary::swish_slope(alpha, z)),
+        Slope::Gelu => by!(elementary::gelu_slope),
+        Slope::GeluTanh => by!(elementary::gelu_tanh_slope),
         _ => return false,
     }
     true
