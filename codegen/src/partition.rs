@@ -5,8 +5,8 @@
 //! 2. A node becomes one kernel on local parts. Its factor rule says which sharding each operand must
 //!    be in; an operand whose home is another gets there by the cheapest path of steps, just before
 //!    the first kernel that needs it.
-//! 3. A value exists at most once in each sharding: consumers share it, and paths share the steps
-//!    that they have in common.
+//! 3. A value exists at most once in each sharding for the readers of one [`section`]: they share it, and
+//!    paths share the steps that they have in common.
 //! 4. An output that is partial is reduced to whatever sharding is cheapest, unless the program has
 //!    it in a finished form already.
 //! 5. State takes on its next value in place: what it becomes is brought into the state's home sharding as
@@ -22,7 +22,7 @@ use planc_ir::program::{
 };
 use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::reshard::{Path, Resharder, StepCost, reshard_reduced};
-use planc_ir::sharding::{OpShardings, Sharding, Strategy};
+use planc_ir::sharding::{OpShardings, Sharding, Strategy, section};
 use planc_ir::{Carried, Extents, Graph, NodeId, Phase, ValueDef, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -50,6 +50,7 @@ pub fn partition(
         strategy,
         cost,
         resharder: Resharder::new(&strategy.mesh, cost),
+        phase: Phase::Forward,
         forms: vec![Vec::new(); graph.values.len()],
         program: Program {
             mesh: strategy.mesh.clone(),
@@ -66,16 +67,16 @@ pub fn partition(
         },
     };
     p.load();
-    let mut phase = Phase::Forward;
     for (id, shardings) in graph.node_ids().zip(&nodes) {
-        if graph.node(id).phase == Phase::Update && phase != Phase::Update {
+        let phase = graph.node(id).phase;
+        if phase == Phase::Update && p.phase != Phase::Update {
             p.end_micro_batch()?;
         }
-        phase = graph.node(id).phase;
+        p.phase = phase;
         p.node(id, shardings)?;
         p.next_values(id)?;
     }
-    if phase != Phase::Update {
+    if p.phase != Phase::Update {
         p.end_micro_batch()?;
     }
     for &v in &graph.outputs {
@@ -122,8 +123,11 @@ struct Partitioner<'a> {
     resharder: Resharder<'a>,
     /// The state that each value is what it becomes.
     becomes: Rc<BTreeMap<ValueId, Vec<Carried>>>,
-    /// The buffers that hold each value, the one in its home sharding first.
-    forms: Vec<Vec<BufferId>>,
+    /// The phase of the instructions that are being appended.
+    phase: Phase,
+    /// The buffers that hold each value and the section for whose readers they were made, the one in its
+    /// home sharding first, which is for all.
+    forms: Vec<Vec<(BufferId, Phase)>>,
     program: Program,
 }
 
@@ -221,7 +225,7 @@ impl Partitioner<'_> {
         let uses = Uses::of(&self.program);
         let mut taken = BTreeSet::new();
         for (c, mut next) in pairs {
-            let state = self.forms[c.state.index()][0];
+            let state = self.home(c.state);
             if !uses.in_place(&self.program, state, next) || !taken.insert(next) {
                 next = self.copy(c, next);
             }
@@ -260,8 +264,8 @@ impl Partitioner<'_> {
 
     /// A buffer that holds output `v` with nothing left to reduce.
     fn finished(&mut self, v: ValueId) -> Result<BufferId, CodegenError> {
-        let is_finished = |b: &&BufferId| self.program.buffer(**b).sharding.partial.is_empty();
-        if let Some(&buffer) = self.forms[v.index()].iter().find(is_finished) {
+        let is_finished = |b: &BufferId| self.program.buffer(*b).sharding.partial.is_empty();
+        if let Some(buffer) = self.shared(v).find(is_finished) {
             return Ok(buffer);
         }
         let home = &self.strategy.values[v.index()];
@@ -273,7 +277,7 @@ impl Partitioner<'_> {
 
     /// Appends the steps that lead away from the home of `v`, except those whose result is there.
     fn walk(&mut self, v: ValueId, path: Path) -> BufferId {
-        let mut at = self.forms[v.index()][0];
+        let mut at = self.home(v);
         for (step, sharding) in path.steps.into_iter().zip(path.shardings) {
             if let Some(there) = self.find(v, &sharding) {
                 at = there;
@@ -287,8 +291,23 @@ impl Partitioner<'_> {
     }
 
     fn find(&self, v: ValueId, sharding: &Sharding) -> Option<BufferId> {
-        let mut forms = self.forms[v.index()].iter().copied();
-        forms.find(|&b| self.program.buffer(b).sharding == *sharding)
+        self.shared(v).find(|&b| self.program.buffer(b).sharding == *sharding)
+    }
+
+    /// The buffer that holds a value in its home.
+    fn home(&self, v: ValueId) -> BufferId {
+        self.forms[v.index()][0].0
+    }
+
+    /// The buffers that hold a value for what is being appended.
+    fn shared(&self, v: ValueId) -> impl Iterator<Item = BufferId> {
+        let section = self.section(v);
+        let all = self.forms[v.index()].iter().enumerate();
+        all.filter(move |(i, (_, s))| *i == 0 || *s == section).map(|(_, (b, _))| *b)
+    }
+
+    fn section(&self, v: ValueId) -> Phase {
+        section(self.graph, v, self.phase, self.strategy.gather_again)
     }
 
     fn home_buffer(&mut self, v: ValueId) -> BufferId {
@@ -301,7 +320,8 @@ impl Partitioner<'_> {
         let (name, ty) = (value.name.clone(), value.ty.clone());
         let (dynamic, slot) = (value.extents == Extents::Dynamic, Slot::default());
         self.program.buffers.push(Buffer { name, ty, sharding, dynamic, slot });
-        self.forms[v.index()].push(id);
+        let section = self.section(v);
+        self.forms[v.index()].push((id, section));
         id
     }
 

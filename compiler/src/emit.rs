@@ -8,7 +8,7 @@ use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
 use planc_ir::plan::{
     Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage,
-    Weight,
+    Training, Weight,
 };
 use planc_ir::program::{BufferId, Program};
 use std::collections::BTreeMap;
@@ -51,6 +51,7 @@ pub fn plan(
     cost: &CostModel,
     search: &SearchResult,
     program: Program,
+    training: Option<Training>,
 ) -> Result<Plan, EmitError> {
     let by_name: BTreeMap<&str, &Value> =
         graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
@@ -90,7 +91,7 @@ pub fn plan(
             inputs: named(&graph.inputs),
             outputs: named(&graph.outputs),
         },
-        training: None,
+        training,
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
         predicted: prediction(search),

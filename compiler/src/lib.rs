@@ -13,4 +13,5 @@ pub mod pipeline;
 pub mod report;
 pub mod rewrite;
 pub mod search;
+pub mod train;
 pub mod verify;

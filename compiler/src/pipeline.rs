@@ -1,19 +1,25 @@
 //! From a model and a cluster to a plan: the passes, in order.
 
 use crate::emit::{self, EmitError};
+use crate::report::units;
 use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
+use crate::train::policy::{Asked, Planned};
+use crate::train::{self, Recompute, TrainError, TrainOptions};
 use planc_codegen::CodegenError;
 use planc_cost_model::CostModel;
 use planc_ir::onnx::Model;
-use planc_ir::plan::Plan;
-use planc_ir::program;
+use planc_ir::plan::{Plan, Training};
+use planc_ir::{Graph, program};
+use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// A pass that failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum CompileError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
     #[error(transparent)]
     Search(#[from] SearchError),
     #[error(transparent)]
@@ -34,10 +40,25 @@ pub enum CompileError {
 pub struct Compiled {
     /// The plan.
     pub plan: Plan,
-    /// The graph that was planned: the model's, with idioms as single ops.
+    /// The model's graph with idioms as single ops.
     pub raised: Raised,
+    /// The graph that was planned: the raised one, or a training step made of it.
+    pub graph: Graph,
     /// The search's result.
     pub search: SearchResult,
+    /// What was trained, for a training step.
+    pub step: Option<Trained>,
+}
+
+/// A training step that was planned.
+#[derive(Debug)]
+pub struct Trained {
+    /// The weights that are trained.
+    pub parameters: Vec<String>,
+    /// Floating-point weights that are not, and why.
+    pub untrained: BTreeMap<String, &'static str>,
+    /// What is computed again in the backward phase.
+    pub recompute: Recompute,
 }
 
 /// Compiles `model` for the cluster of `cost`. `progress` is told what is being done.
@@ -53,9 +74,63 @@ pub fn compile(
 ) -> Result<Compiled, CompileError> {
     progress("raising");
     let raised = rewrite::raise(&model.graph);
-    let graph = &raised.graph;
     progress("searching");
-    let search = search::search(graph, cost, options)?;
+    let search = search::search(&raised.graph, cost, options)?;
+    let graph = raised.graph.clone();
+    let plan = plan(model, &graph, file, cost, options, &search, None, progress)?;
+    Ok(Compiled { plan, raised, graph, search, step: None })
+}
+
+/// Compiles a training step of `model`, which must have been imported for training.
+///
+/// # Errors
+/// The first pass that fails; nothing is written anywhere.
+pub fn compile_step(
+    model: &Model,
+    file: &str,
+    cost: &CostModel,
+    options: &SearchOptions,
+    train: &TrainOptions,
+    asked: Asked,
+    progress: &dyn Fn(&str),
+) -> Result<Compiled, CompileError> {
+    progress("raising");
+    let raised = rewrite::raise(&model.graph);
+    progress("differentiating");
+    let step = train::step(&raised.graph, train)?;
+    let Planned { graph, recompute, search, unlimited } =
+        train::policy::plan(&step.graph, cost, options, asked, progress)?;
+    let mut training = step.training;
+    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
+    let why = match unlimited {
+        Some((_, bytes)) if bytes > limit_bytes => format!(
+            "; keeping everything, the quickest strategy takes {} of {} per device",
+            units::bytes(bytes),
+            units::bytes(limit_bytes)
+        ),
+        _ => String::new(),
+    };
+    training.recipe.insert("recompute".into(), format!("{recompute}{why}"));
+    if search.strategy.gather_again {
+        training.recipe.insert("weights".into(), "gathered again in the backward phase".into());
+    }
+    let plan = plan(model, &graph, file, cost, options, &search, Some(training), progress)?;
+    let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
+    Ok(Compiled { plan, raised, graph, search, step: Some(trained) })
+}
+
+/// The plan that carries a strategy out.
+#[allow(clippy::too_many_arguments)] // what a plan is made of
+fn plan(
+    model: &Model,
+    graph: &Graph,
+    file: &str,
+    cost: &CostModel,
+    options: &SearchOptions,
+    search: &SearchResult,
+    training: Option<Training>,
+    progress: &dyn Fn(&str),
+) -> Result<Plan, CompileError> {
     progress("partitioning");
     let program = planc_codegen::partition(graph, &search.strategy, cost)?;
     // The search counts what is live at once; gaps between buffers may come on top.
@@ -67,6 +142,5 @@ pub fn compile(
     if !findings.is_empty() {
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
     }
-    let plan = emit::plan(model, graph, file, cost, &search, program)?;
-    Ok(Compiled { plan, raised, search })
+    Ok(emit::plan(model, graph, file, cost, search, program, training)?)
 }

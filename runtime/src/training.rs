@@ -44,9 +44,8 @@ impl Session {
         let program = self.executor.program();
         let rate = named(program, &program.inputs).find(|b| b.name == training.learning_rate);
         let ty = rate.map(|b| b.ty.clone()).ok_or_else(|| unsound("has no learning rate"))?;
-        let rate = Tensor::from_f64(ty, |_| f64::from(learning_rate)).map_err(|source| {
-            RunError::Output { name: training.learning_rate.clone(), source }
-        })?;
+        let rate = Tensor::from_f64(ty, |_| f64::from(learning_rate))
+            .map_err(|source| RunError::Output { name: training.learning_rate.clone(), source })?;
         let with_rate = |inputs: &BTreeMap<String, Tensor>| {
             let mut inputs = inputs.clone();
             inputs.insert(training.learning_rate.clone(), rate.clone());
@@ -94,6 +93,8 @@ pub fn check(training: &Training, program: &Program) -> Result<(), RunError> {
         Some(name) if listed.contains(name) => {
             Err(unsound(format!("`{name}` is listed as state, but no step changes it")))
         }
-        Some(name) => Err(unsound(format!("a step changes `{name}`, which is not listed as state"))),
+        Some(name) => {
+            Err(unsound(format!("a step changes `{name}`, which is not listed as state")))
+        }
     }
 }

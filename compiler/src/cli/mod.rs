@@ -14,6 +14,7 @@ mod ops;
 mod plan;
 mod progress;
 mod run;
+mod training;
 mod verify;
 
 use clap::{CommandFactory as _, Parser, Subcommand};

@@ -3,8 +3,9 @@
 use super::cluster::ClusterArgs;
 use super::error::CliError;
 use super::progress::Progress;
+use super::training::TrainingArgs;
 use super::{Outcome, ok, parse_binding};
-use planc::pipeline::{Compiled, compile};
+use planc::pipeline::{Compiled, compile, compile_step};
 use planc::report::plan_report;
 use planc::search::SearchOptions;
 use planc::search::solver::Limits;
@@ -28,6 +29,8 @@ pub struct Args {
     /// Where the plan goes; the default is beside the model, ending in .plan.json.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    training: TrainingArgs,
     /// Print the answer as JSON.
     #[arg(long)]
     json: bool,
@@ -55,8 +58,8 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let cost = args.cluster.cost_model()?;
     let progress = Progress::start();
     progress.say("importing");
-    let options =
-        ImportOptions { bind: args.bind.iter().cloned().collect(), ..ImportOptions::default() };
+    let training = args.training.is_asked();
+    let options = ImportOptions { bind: args.bind.iter().cloned().collect(), training };
     let model = import(&args.model, &options)?;
     if let Some(mesh) = &args.mesh {
         cost.check_mesh(mesh)?;
@@ -64,7 +67,13 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let limits = Limits { relative_gap: args.gap, ..Limits::default() };
     let options = SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
-    let compiled = compile(&model, &file, &cost, &options, &|what| progress.say(what))?;
+    let say = |what: &str| progress.say(what);
+    let compiled = if training {
+        let (train, asked) = (args.training.options(), args.training.asked());
+        compile_step(&model, &file, &cost, &options, &train, asked, &say)?
+    } else {
+        compile(&model, &file, &cost, &options, &say)?
+    };
     drop(progress);
 
     let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("plan.json"));
@@ -84,6 +93,7 @@ fn answer(compiled: &Compiled, out: &Path) -> serde_json::Value {
     serde_json::json!({
         "plan": out.display().to_string(),
         "model": plan.model,
+        "training": plan.training,
         "cluster": plan.cluster,
         "mesh": compiled.search.strategy.mesh,
         "predicted": plan.predicted,

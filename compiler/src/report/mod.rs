@@ -13,9 +13,12 @@ use units::{bytes, count, flops, micros, percent};
 /// Rows of the layer table before it is cut.
 const MAX_ROWS: usize = 16;
 
+/// Weights that are not trained are listed up to this number.
+const MAX_UNTRAINED: usize = 8;
+
 /// The report on a plan, within a screen unless `all_rows`.
 pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> String {
-    let (plan, graph) = (&compiled.plan, &compiled.raised.graph);
+    let (plan, graph) = (&compiled.plan, &compiled.graph);
     let mut out = String::new();
     // Writing to a string cannot fail.
     let mut line = |label: &str, text: String| {
@@ -40,6 +43,23 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
     if !raised.is_empty() {
         let raised: Vec<String> = raised.iter().map(|(rule, n)| format!("{n} {rule}")).collect();
         line("raised", raised.join(", "));
+    }
+    if let (Some(training), Some(step)) = (&plan.training, &compiled.step) {
+        let number = step.parameters.len();
+        let micro_batches = match training.micro_batches {
+            1 => String::new(),
+            n => format!(", {n} micro-batches a step"),
+        };
+        line("training", format!("{number} parameters{micro_batches}"));
+        for (what, how) in &training.recipe {
+            line("", format!("{what}: {how}"));
+        }
+        for (name, why) in step.untrained.iter().take(MAX_UNTRAINED) {
+            line("", format!("not trained: {name} ({why})"));
+        }
+        if let Some(more) = step.untrained.len().checked_sub(MAX_UNTRAINED).filter(|&n| n > 0) {
+            line("", format!("and {more} more that are not trained"));
+        }
     }
     line("cluster", cluster(cost));
     line("mesh", compiled.search.strategy.mesh.to_string());

@@ -98,7 +98,7 @@ impl Baseline {
             homes.map(|(h, v)| h.unwrap_or_else(|| Sharding::replicated(v.ty.rank()))).collect();
         let replicated = || OpStrategy::replicated(mesh);
         let ops = walk.ops.into_iter().map(|op| op.unwrap_or_else(replicated)).collect();
-        Strategy { mesh: mesh.clone(), ops, values }
+        Strategy { mesh: mesh.clone(), ops, values, gather_again: space.gather_again }
     }
 }
 

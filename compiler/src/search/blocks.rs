@@ -10,6 +10,10 @@
 //! first block of a run reads what precedes the run rather than a block, so a run is extended to the
 //! left over nodes that differ from the next block's only in that; it must span two blocks then.
 //!
+//! The phases of a training step are searched one after another. An operand that an earlier phase made matches
+//! another if their makers decide together: the gradients of equal layers repeat though they come in the
+//! opposite order.
+//!
 //! A period has at least [`MIN_PERIOD`] nodes, several blocks if need be: strategies that alternate
 //! between neighbouring layers (column-parallel, then row-parallel) must stay expressible. Sharing
 //! decisions restricts the space that is searched; the certificate says how much is shared.
@@ -53,15 +57,25 @@ impl Blocks {
 
     /// Finds the repeated blocks of at least `least` nodes.
     pub fn with_period(graph: &Graph, least: usize) -> Self {
-        let finder = Finder { graph, kind: kinds(graph), least: least.max(1) };
+        let kind = kinds(graph);
         let mut blocks = Self::none(graph);
-        finder.search(0, graph.nodes.len(), &mut blocks.runs);
-        blocks.runs.sort_unstable_by_key(|r| r.start);
-        for run in &blocks.runs {
-            for i in run.start..run.start + run.nodes {
-                blocks.leader[i] = run.start + (i - run.start) % run.period;
+        let mut from = 0;
+        while from < graph.nodes.len() {
+            let phase = graph.nodes[from].phase;
+            let to = from + graph.nodes[from..].partition_point(|n| n.phase == phase);
+            let mut runs = Vec::new();
+            let finder =
+                Finder { graph, kind: &kind, least: least.max(1), from, leader: &blocks.leader };
+            finder.search(from, to, &mut runs);
+            for run in &runs {
+                for i in run.start..run.start + run.nodes {
+                    blocks.leader[i] = run.start + (i - run.start) % run.period;
+                }
             }
+            blocks.runs.extend(runs);
+            from = to;
         }
+        blocks.runs.sort_unstable_by_key(|r| r.start);
         blocks
     }
 
@@ -88,9 +102,13 @@ fn kinds(graph: &Graph) -> Vec<usize> {
 
 struct Finder<'a> {
     graph: &'a Graph,
-    kind: Vec<usize>,
+    kind: &'a [usize],
     /// The least period.
     least: usize,
+    /// The first node of the phase that is searched.
+    from: usize,
+    /// Who decides for the nodes before it.
+    leader: &'a [usize],
 }
 
 impl Finder<'_> {
@@ -149,6 +167,10 @@ impl Finder<'_> {
     fn operands_match(&self, u: ValueId, v: ValueId, period: usize, first: Option<usize>) -> bool {
         match (&self.graph.value(u).def, &self.graph.value(v).def) {
             (ValueDef::Node { node: a, output: x }, ValueDef::Node { node: b, output: y }) => {
+                if a.index() < self.from || b.index() < self.from {
+                    let decide_together = self.leader[a.index()] == self.leader[b.index()];
+                    return x == y && a.index().max(b.index()) < self.from && decide_together;
+                }
                 let outside = first.is_some_and(|first| a.index() < first);
                 x == y && (b.index() == a.index() + period || outside)
             }

@@ -4,20 +4,24 @@
 //! the factor rules what each operand must be in, and adds up.
 //!
 //! - **Compute**: each node at its largest local extents.
-//! - **Communication**: each value is brought once to each sharding that some reader needs; a graph
-//!   output that is partial is reduced in the cheapest way, unless a finished form of it exists.
+//! - **Communication**: each value is brought once to each sharding that some reader of a [`section`]
+//!   needs, and what state becomes to the state's home; a graph output that is partial is reduced in the
+//!   cheapest way, unless a finished form of it exists.
+//! - Both count as often as a step runs the phase.
 //! - **Memory**: inputs, weights and constants in use stay throughout. A node's result is held from its
 //!   node to its last reader, a graph output to the end; its further forms, with all that the reshard
 //!   makes on the way, from the value's first reader to its last. The result of a node that changes
-//!   only a description shares its operand's bytes while the node runs. Sizes are those of the largest
+//!   only a description shares its operand's bytes while the node runs. What state becomes takes none
+//!   once it lies where the state lies; until then, and where it is copied there in the end, it does. Sizes are those of the largest
 //!   part, each rounded up to the arena's alignment. This is never less than what the program holds at
 //!   once.
 
 use super::costs::Costs;
+use super::state::next_values;
 use planc_ir::program::{ALIGNMENT, Kernel};
 use planc_ir::sharding::reshard::{Path, Resharder, Step, StepCost, reshard_reduced};
-use planc_ir::sharding::{Mesh, OpShardings, Sharding, Strategy, StrategyError};
-use planc_ir::{Graph, TensorType, ValueDef, ValueId};
+use planc_ir::sharding::{Mesh, OpShardings, Sharding, Strategy, StrategyError, section};
+use planc_ir::{Graph, Phase, TensorType, ValueDef, ValueId};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -77,7 +81,8 @@ pub fn evaluate(
         let outputs = local(&node.outputs, &shardings.outputs);
         let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
         if let Some(first) = outputs.first() {
-            evaluation.compute_us += costs.op_us(&work, first.dtype);
+            let repeats = f64::from(graph.repeats(node.phase));
+            evaluation.compute_us += costs.op_us(&work, first.dtype) * repeats;
         }
     }
     let mut walk = Walk::new(graph, strategy, &nodes, costs);
@@ -96,8 +101,10 @@ struct Walk<'a> {
     strategy: &'a Strategy,
     costs: &'a dyn Costs,
     resharder: Resharder<'a>,
-    /// For each value, the nodes that read it and the sharding that each operand needs.
+    /// For each value, who needs it in which sharding: the node that reads it, or makes it for state.
     readers: Vec<Vec<(usize, &'a Sharding)>>,
+    /// By value: whether it is copied to where state lies in the end.
+    copied: Vec<bool>,
     /// Bytes but for weights while each node runs; the last entry is the end.
     live_bytes: Vec<u64>,
 }
@@ -115,37 +122,45 @@ impl<'a> Walk<'a> {
                 readers[v.index()].push((at, needed));
             }
         }
-        let live_bytes = vec![0; graph.nodes.len() + 1];
+        let end = graph.nodes.len();
+        let mut copied = vec![false; graph.values.len()];
+        for next in next_values(graph) {
+            let v = next.carried.next.index();
+            let home = &strategy.values[next.carried.state.index()];
+            readers[v].push((next.maker.unwrap_or(end), home));
+            copied[v] |= !next.in_place;
+        }
+        let live_bytes = vec![0; end + 1];
         let step_cost: &dyn StepCost = costs;
         let resharder = Resharder::new(&strategy.mesh, step_cost);
-        Self { graph, strategy, costs, resharder, readers, live_bytes }
+        Self { graph, strategy, costs, resharder, readers, copied, live_bytes }
+    }
+
+    /// The phase of a node; of the end, that of the last one.
+    fn phase(&self, at: usize) -> Phase {
+        let node = self.graph.nodes.get(at).or(self.graph.nodes.last());
+        node.map_or(Phase::Forward, |n| n.phase)
     }
 
     fn value(&mut self, v: ValueId, evaluation: &mut Evaluation) -> Result<(), EvaluateError> {
         let (ty, home) = (self.graph.ty(v), &self.strategy.values[v.index()]);
         let end = self.graph.nodes.len();
         let is_output = self.graph.outputs.contains(&v);
+        let mut sections: BTreeMap<Phase, Vec<(usize, &Sharding)>> = BTreeMap::new();
         let readers = std::mem::take(&mut self.readers[v.index()]);
-
-        let mut forms: Vec<&Sharding> = Vec::new();
-        let mut paths: Vec<Path> = Vec::new();
-        for &(_, needed) in readers.iter().filter(|(_, needed)| *needed != home) {
-            if !forms.contains(&needed) {
-                forms.push(needed);
-                paths.push(self.path(v, needed)?);
-            }
+        for &(at, needed) in &readers {
+            let section = section(self.graph, v, self.phase(at), self.strategy.gather_again);
+            sections.entry(section).or_default().push((at, needed));
         }
-        let finished = |s: &Sharding| s.partial.is_empty();
-        if is_output && !finished(home) && !forms.iter().any(|s| finished(s)) {
-            let path = reshard_reduced(ty, home, &self.strategy.mesh, self.costs);
-            paths.push(path.ok_or_else(|| self.no_path(v, "reduced".into()))?);
+        if is_output {
+            let last = section(self.graph, v, self.phase(end), self.strategy.gather_again);
+            sections.entry(last).or_default().push((end, home));
         }
-        for path in &paths {
-            self.add_steps(ty, home, path, evaluation);
+        for (section, readers) in sections {
+            self.section(v, section, &readers, evaluation)?;
         }
-
-        let first = readers.iter().map(|r| r.0).min().unwrap_or(end);
-        let last = if is_output { end } else { readers.iter().map(|r| r.0).max().unwrap_or(0) };
+        let stays = is_output || self.copied[v.index()];
+        let last = if stays { end } else { readers.iter().map(|r| r.0).max().unwrap_or(0) };
         let bytes = self.bytes(ty, home);
         match &self.graph.value(v).def {
             ValueDef::Input | ValueDef::Accumulator => self.hold(0, end, bytes),
@@ -160,6 +175,44 @@ impl<'a> Walk<'a> {
                 self.hold(from, last.max(node.index()), bytes);
             }
         }
+        Ok(())
+    }
+
+    /// What it takes to bring a value to the readers of a section; a reader at the end is the caller, who
+    /// takes it in any form that is finished.
+    fn section(
+        &mut self,
+        v: ValueId,
+        section: Phase,
+        readers: &[(usize, &Sharding)],
+        evaluation: &mut Evaluation,
+    ) -> Result<(), EvaluateError> {
+        let (ty, home) = (self.graph.ty(v), &self.strategy.values[v.index()]);
+        let end = self.graph.nodes.len();
+        let mut forms: Vec<&Sharding> = Vec::new();
+        let mut paths: Vec<Path> = Vec::new();
+        for &(_, needed) in readers.iter().filter(|(_, needed)| *needed != home) {
+            if !forms.contains(&needed) {
+                forms.push(needed);
+                paths.push(self.path(v, needed)?);
+            }
+        }
+        let finished = |s: &Sharding| s.partial.is_empty();
+        let is_output = self.graph.outputs.contains(&v) && readers.iter().any(|r| r.0 == end);
+        if is_output && !finished(home) && !forms.iter().any(|s| finished(s)) {
+            let path = reshard_reduced(ty, home, &self.strategy.mesh, self.costs);
+            paths.push(path.ok_or_else(|| self.no_path(v, "reduced".into()))?);
+        }
+        let repeats = self.graph.repeats(section);
+        for path in &paths {
+            self.add_steps(ty, home, path, repeats, evaluation);
+        }
+        let first = readers.iter().map(|r| r.0).min().unwrap_or(end);
+        let last = if self.copied[v.index()] {
+            end
+        } else {
+            readers.iter().map(|r| r.0).max().unwrap_or(end)
+        };
         for path in &paths {
             let bytes =
                 path.shardings.iter().map(|s| self.bytes(ty, s)).fold(0, u64::saturating_add);
@@ -194,14 +247,22 @@ impl<'a> Walk<'a> {
         EvaluateError::NoPath { value: self.graph.value(v).name.clone(), from, to }
     }
 
-    fn add_steps(&self, ty: &TensorType, home: &Sharding, path: &Path, sum: &mut Evaluation) {
+    fn add_steps(
+        &self,
+        ty: &TensorType,
+        home: &Sharding,
+        path: &Path,
+        repeats: u32,
+        sum: &mut Evaluation,
+    ) {
         let mesh = &self.strategy.mesh;
         let mut before = local_type(ty, home, mesh);
         for (step, after) in path.steps.iter().zip(&path.shardings) {
             let after = local_type(ty, after, mesh);
             let us = self.costs.step_us(step, &before, &after, mesh);
-            *sum.communication_us.entry(kind(step).to_string()).or_default() += us;
-            *sum.steps.entry(kind(step).to_string()).or_default() += 1;
+            *sum.communication_us.entry(kind(step).to_string()).or_default() +=
+                us * f64::from(repeats);
+            *sum.steps.entry(kind(step).to_string()).or_default() += u64::from(repeats);
             before = after;
         }
     }

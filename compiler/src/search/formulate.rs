@@ -2,11 +2,13 @@
 //!
 //! Decisions are, in this order: the leading nodes, the groups of loaded values (their home), the
 //! groups of graph outputs (what they are left in). Each group of values is an edge from its maker to
-//! its readers. Costs are multiplied by how many nodes or values decide alike.
+//! its readers of one section; state takes part as a reader of what it becomes. Costs are multiplied by how
+//! many nodes or values decide alike, and by how often a step runs them.
 
 use super::request::{Choice, Decision, Edge, End, Memory, Request};
 use super::space::{Group, Maker, ShardingId, Space};
 use super::ways::Ways;
+use planc_ir::Phase;
 use planc_ir::sharding::{OpStrategy, Sharding, Strategy};
 use std::collections::BTreeMap;
 
@@ -20,8 +22,8 @@ pub struct Formulation {
     pub loads: BTreeMap<usize, usize>,
     /// Decision of each group of outputs, by group.
     pub sinks: BTreeMap<usize, usize>,
-    /// Edge of each group that is read or an output, by group.
-    pub edges: BTreeMap<usize, usize>,
+    /// Edges of each group that is read, an output or what state becomes: one a section in which it is.
+    pub edges: BTreeMap<(usize, Phase), usize>,
 }
 
 impl Formulation {
@@ -30,10 +32,12 @@ impl Formulation {
         let mut decisions = Vec::new();
         let mut nodes = BTreeMap::new();
         for (&leader, candidates) in &space.nodes {
-            let followers = space.followers(leader) as f64;
+            let node = &space.graph.nodes[leader];
+            let repeats = f64::from(space.graph.repeats(node.phase));
+            let followers = space.followers(leader) as f64 * repeats;
             nodes.insert(leader, decisions.len());
             decisions.push(Decision {
-                name: space.graph.nodes[leader].name.clone(),
+                name: node.name.clone(),
                 cost_us: candidates.iter().map(|c| c.us * followers).collect(),
             });
         }
@@ -59,33 +63,50 @@ impl Formulation {
             edges: BTreeMap::new(),
         };
         for (g, group) in space.groups.iter().enumerate() {
-            if group.output || !group.uses.is_empty() {
-                let edge = formulation.edge(space, ways, g, group);
-                formulation.edges.insert(g, formulation.request.edges.len());
+            for (section, uses) in formulation.uses(space, ways, g, group) {
+                let repeats = f64::from(space.graph.repeats(section));
+                let price = group.members.len() as f64 * repeats;
+                let edge = formulation.edge(space, ways, g, uses, price);
+                formulation.edges.insert((g, section), formulation.request.edges.len());
                 formulation.request.edges.push(edge);
             }
         }
         formulation
     }
 
-    fn edge(&self, space: &Space<'_>, ways: &Ways, g: usize, group: &Group) -> Edge {
-        let (from, to) = (&ways.from[g], &ways.to[g]);
-        let mut uses: Vec<End> = group
-            .uses
-            .iter()
-            .map(|&(leader, operand)| End {
-                decision: self.nodes[&leader],
-                class: positions(to, space.nodes[&leader].iter().map(|c| c.inputs[operand])),
-            })
-            .collect();
+    /// The readers of a group, by section.
+    fn uses(
+        &self,
+        space: &Space<'_>,
+        ways: &Ways,
+        g: usize,
+        group: &Group,
+    ) -> BTreeMap<Phase, Vec<End>> {
+        let to = &ways.to[g];
+        let mut uses: BTreeMap<Phase, Vec<End>> = BTreeMap::new();
+        for &(leader, operand) in &group.uses {
+            let class = positions(to, space.nodes[&leader].iter().map(|c| c.inputs[operand]));
+            let end = End { decision: self.nodes[&leader], class };
+            uses.entry(space.section(group, leader)).or_default().push(end);
+        }
+        for &state in &group.becomes {
+            let class = positions(to, space.groups[state].homes.iter().copied());
+            let end = End { decision: self.loads[&state], class };
+            uses.entry(space.made_in(group)).or_default().push(end);
+        }
         if let Some(&decision) = self.sinks.get(&g) {
             let class = positions(to, ways.finished[g].iter().copied());
-            uses.push(End { decision, class });
+            uses.entry(space.last_section()).or_default().push(End { decision, class });
         }
-        let members = group.members.len() as f64;
+        uses
+    }
+
+    fn edge(&self, space: &Space<'_>, ways: &Ways, g: usize, uses: Vec<End>, price: f64) -> Edge {
+        let group = &space.groups[g];
+        let (from, to) = (&ways.from[g], &ways.to[g]);
         let us = from
             .iter()
-            .map(|&f| to.iter().map(|&t| ways.way(group, f, t).map(|w| w.us * members)).collect())
+            .map(|&f| to.iter().map(|&t| ways.way(group, f, t).map(|w| w.us * price)).collect())
             .collect();
         Edge { from: self.maker(space, ways, g, group), uses, us }
     }
@@ -136,7 +157,7 @@ impl Formulation {
                 values[v.index()] = space.shardings[homes[choice[decision]]].clone();
             }
         }
-        Strategy { mesh: space.mesh.clone(), ops, values }
+        Strategy { mesh: space.mesh.clone(), ops, values, gather_again: space.gather_again }
     }
 
     /// The choice that comes closest to a strategy: its own where nodes that decide together agree. `None`
@@ -162,7 +183,7 @@ impl Formulation {
             choice[decision] = group.homes.iter().position(|&id| space.shardings[id] == *home)?;
         }
         for (&g, &decision) in &self.sinks {
-            let edge = &self.request.edges[self.edges[&g]];
+            let edge = &self.request.edges[self.edges[&(g, space.last_section())]];
             let (mut best, mut least) = (0, f64::INFINITY);
             for (c, _) in ways.finished[g].iter().enumerate() {
                 choice[decision] = c;

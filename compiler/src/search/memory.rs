@@ -11,9 +11,11 @@
 use super::formulate::Formulation;
 use super::request::{Form, Home, Memory, MemoryRow};
 use super::space::{Maker, Space};
+use super::state::next_values;
 use super::ways::{Ways, held_bytes};
-use planc_ir::ValueId;
 use planc_ir::program::Kernel;
+use planc_ir::sharding::section;
+use planc_ir::{Phase, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The memory of a formulation, with all rows that could exceed the limit.
@@ -33,13 +35,13 @@ pub fn memory(
         .collect();
     let mut forms = Vec::new();
     let mut form_of = BTreeMap::new();
-    for (&g, &edge) in &formulation.edges {
+    for (&(g, section), &edge) in &formulation.edges {
         let group = &space.groups[g];
         let bytes = ways.from[g]
             .iter()
             .map(|&f| ways.to[g].iter().map(|&t| bytes_between(ways, group, f, t)).collect())
             .collect();
-        form_of.insert(g, forms.len());
+        form_of.insert((g, section), forms.len());
         forms.push(Form { edge, bytes });
     }
     let mut memory = Memory { limit_bytes, homes, forms, rows: Vec::new() };
@@ -67,28 +69,25 @@ fn bytes_between(ways: &Ways, group: &super::space::Group, from: usize, to: usiz
 }
 
 /// Every point in time, equal ones once.
-fn rows(space: &Space<'_>, form_of: &BTreeMap<usize, usize>) -> BTreeSet<MemoryRow> {
+fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSet<MemoryRow> {
     let graph = space.graph;
     let end = graph.nodes.len();
-    let mut readers: Vec<Option<(usize, usize)>> = vec![None; graph.values.len()];
-    for (at, node) in graph.nodes.iter().enumerate() {
-        for v in &node.inputs {
-            let first = readers[v.index()].map_or(at, |r| r.0);
-            readers[v.index()] = Some((first, at));
-        }
-    }
+    let held = held(space);
     // By point, how many values of each group are held there in their home and in further forms.
     let mut homes: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); end + 1];
     let mut forms: Vec<BTreeMap<usize, u64>> = vec![BTreeMap::new(); end + 1];
     for (g, group) in space.groups.iter().enumerate() {
         for &v in &group.members {
-            let (from, to) = lifetime(space, group.maker, v, group.output, readers[v.index()]);
+            let readers = held[v.index()].values().flatten().copied();
+            let last = readers.map(|(_, last)| last).max();
+            let (from, to) = lifetime(space, group.maker, v, last);
             for point in homes.iter_mut().take(to + 1).skip(from) {
                 *point.entry(g).or_default() += 1;
             }
-            if let Some(&form) = form_of.get(&g) {
-                let (first, last) = readers[v.index()].unwrap_or((end, end));
-                let last = if group.output { end } else { last };
+            for (&section, &span) in &held[v.index()] {
+                let (Some(&form), Some((first, last))) = (form_of.get(&(g, section)), span) else {
+                    continue;
+                };
                 for point in &mut forms[first..=last] {
                     *point.entry(form).or_default() += 1;
                 }
@@ -102,14 +101,33 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<usize, usize>) -> BTreeSet<MemoryR
     homes.into_iter().zip(forms).map(row).collect()
 }
 
+/// The first and last point at which each value is used, by section.
+fn held(space: &Space<'_>) -> Vec<BTreeMap<Phase, Option<(usize, usize)>>> {
+    let graph = space.graph;
+    let end = graph.nodes.len();
+    let mut held: Vec<BTreeMap<Phase, Option<(usize, usize)>>> =
+        vec![BTreeMap::new(); graph.values.len()];
+    let mut used = |v: ValueId, phase: Phase, first: usize, last: usize| {
+        let section = section(graph, v, phase, space.gather_again);
+        let span = held[v.index()].entry(section).or_default();
+        let (so_far, until) = span.unwrap_or((first, last));
+        *span = Some((first.min(so_far), last.max(until)));
+    };
+    for (at, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|&v| used(v, node.phase, at, at));
+    }
+    let last_phase = graph.nodes.last().map_or(Phase::Forward, |n| n.phase);
+    for next in next_values(graph) {
+        let phase = next.maker.map_or(last_phase, |at| graph.nodes[at].phase);
+        let at = next.maker.unwrap_or(end);
+        used(next.carried.next, phase, at, if next.in_place { at } else { end });
+    }
+    graph.outputs.iter().for_each(|&v| used(v, last_phase, end, end));
+    held
+}
+
 /// The first and last point at which a value is held in its home.
-fn lifetime(
-    space: &Space<'_>,
-    maker: Maker,
-    v: ValueId,
-    output: bool,
-    readers: Option<(usize, usize)>,
-) -> (usize, usize) {
+fn lifetime(space: &Space<'_>, maker: Maker, v: ValueId, last: Option<usize>) -> (usize, usize) {
     let graph = space.graph;
     let end = graph.nodes.len();
     let planc_ir::ValueDef::Node { node, .. } = &graph.value(v).def else {
@@ -117,7 +135,7 @@ fn lifetime(
         return (0, end);
     };
     let describes = matches!(graph.node(*node).op.lower(), Kernel::Copy);
-    let last = if output { end } else { readers.map_or(node.index(), |r| r.1) };
+    let last = last.unwrap_or(node.index()).max(node.index());
     (node.index() + usize::from(describes), last)
 }
 

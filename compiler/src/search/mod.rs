@@ -31,6 +31,7 @@ pub mod reduce;
 pub mod request;
 pub mod solver;
 pub mod space;
+mod state;
 pub mod ways;
 
 use baselines::BASELINES;
@@ -60,6 +61,8 @@ pub struct SearchOptions {
     pub limits: Limits,
     /// Let every node decide for itself, repeated blocks or not.
     pub distinct_layers: bool,
+    /// Make further forms of weights again for the backward phase of a training step, rather than keep them.
+    pub gather_again: bool,
     /// Leave everything to the solver: neither reduce nor eliminate.
     pub solver_only: bool,
 }

@@ -99,6 +99,7 @@ impl OnMesh<'_> {
     pub fn run(&self) -> Result<Found, SearchError> {
         let started = Instant::now();
         let mut space = Space::new(self.graph, self.mesh, self.blocks, self.costs);
+        space.gather_again = self.options.gather_again;
         let ways = Ways::new(&mut space, self.costs);
         let formulation = Formulation::new(&space, &ways);
         let posing = started.elapsed();

@@ -6,6 +6,7 @@
 //!   blocks share one decision ([`Blocks`]).
 //! - A **value that no node defines** (input, weight, constant) is loaded in a home of choice: any
 //!   sharding that some reader could need, less what is partial, or replicated. Loading is free.
+//! - **State** keeps its home: what it becomes is brought there. An accumulator may be partial.
 //! - A **graph output** is left in any sharding that is not partial.
 //!
 //! Values whose maker and readers decide alike (the same weight of each block, say) form one *group*:
@@ -15,8 +16,8 @@
 
 use super::blocks::Blocks;
 use super::costs::Costs;
-use planc_ir::sharding::{AxisUse, FactorRule, Mesh, OpStrategy, Sharding};
-use planc_ir::{Graph, NodeId, TensorType, ValueDef, ValueId};
+use planc_ir::sharding::{AxisUse, FactorRule, Mesh, OpStrategy, ReduceKind, Sharding, section};
+use planc_ir::{Graph, NodeId, Phase, TensorType, ValueDef, ValueId};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,6 +76,8 @@ pub struct Group {
     pub members: Vec<ValueId>,
     /// For loaded values, the homes to choose from.
     pub homes: Vec<ShardingId>,
+    /// The groups of state that they become, each in the home of that group.
+    pub becomes: Vec<usize>,
 }
 
 /// Everything that can be chosen on one mesh.
@@ -91,6 +94,8 @@ pub struct Space<'a> {
     pub nodes: BTreeMap<usize, Vec<NodeCandidate>>,
     /// Groups of values.
     pub groups: Vec<Group>,
+    /// Whether weights' further forms are made again for the backward phase.
+    pub gather_again: bool,
 }
 
 /// Gives equal shardings equal numbers.
@@ -128,12 +133,16 @@ impl<'a> Space<'a> {
             nodes.insert(leader, interned.collect());
         }
         let mut groups = groups(graph, blocks);
-        for group in &mut groups {
+        let mut next: Vec<Vec<Maker>> = vec![Vec::new(); groups.len()];
+        for group in &groups {
+            group.becomes.iter().for_each(|&state| next[state].push(group.maker));
+        }
+        for (group, next) in groups.iter_mut().zip(next) {
             if matches!(group.maker, Maker::Loaded(_)) {
-                group.homes = homes(group, &nodes, &mut interner);
+                group.homes = homes(group, &next, &nodes, &mut interner);
             }
         }
-        Self { graph, mesh, blocks, shardings: interner.all, nodes, groups }
+        Self { graph, mesh, blocks, shardings: interner.all, nodes, groups, gather_again: false }
     }
 
     /// The number of a sharding, which it gets if it has none.
@@ -143,6 +152,29 @@ impl<'a> Space<'a> {
             self.shardings.push(sharding.clone());
             self.shardings.len() - 1
         })
+    }
+
+    /// The section to which a leading node belongs as a reader of a group's values.
+    pub fn section(&self, group: &Group, leader: usize) -> Phase {
+        let reader = self.graph.nodes[leader].phase;
+        match group.members.first() {
+            Some(&v) => section(self.graph, v, reader, self.gather_again),
+            None => reader,
+        }
+    }
+
+    /// The section in which a group's values are made.
+    pub fn made_in(&self, group: &Group) -> Phase {
+        match group.maker {
+            Maker::Node { leader, .. } => self.section(group, leader),
+            Maker::Loaded(_) => self.last_section(),
+        }
+    }
+
+    /// The section in which the caller gets the graph's outputs, and state that is loaded is copied.
+    pub fn last_section(&self) -> Phase {
+        let last = self.graph.nodes.last().map_or(Phase::Forward, |n| n.phase);
+        if last == Phase::Update { last } else { Phase::Forward }
     }
 
     /// How many nodes decide with a leading node, itself included.
@@ -234,7 +266,8 @@ fn has_empty_parts(rule: &FactorRule, mesh: &Mesh, strategy: &OpStrategy) -> boo
     rule.factors.iter().zip(parts).any(|(f, parts)| parts > f.size.max(1))
 }
 
-/// Gathers values by maker and readers. Weights and constants that nobody reads are in no group.
+/// Gathers values by maker, readers and what they become. Weights and constants that nobody reads are in no
+/// group.
 fn groups(graph: &Graph, blocks: &Blocks) -> Vec<Group> {
     let mut uses: Vec<BTreeSet<(usize, usize)>> = vec![BTreeSet::new(); graph.values.len()];
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -242,26 +275,64 @@ fn groups(graph: &Graph, blocks: &Blocks) -> Vec<Group> {
             uses[v.index()].insert((blocks.leader[at], operand));
         }
     }
-    let mut groups: Vec<Group> = Vec::new();
-    let mut numbers = BTreeMap::new();
-    for (v, uses) in graph.value_ids().zip(uses) {
-        let maker = match &graph.value(v).def {
+    let mut states: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
+    for c in &graph.carried {
+        states.entry(c.next).or_default().push(c.state);
+    }
+    let mut grouping = Grouping {
+        graph,
+        blocks,
+        uses,
+        groups: Vec::new(),
+        numbers: BTreeMap::new(),
+        of: vec![None; graph.values.len()],
+    };
+    for v in graph.value_ids() {
+        let becomes = states.remove(&v).unwrap_or_default();
+        let becomes: BTreeSet<usize> =
+            becomes.into_iter().filter_map(|s| grouping.group(s, BTreeSet::new())).collect();
+        grouping.group(v, becomes);
+    }
+    grouping.groups
+}
+
+/// What values of one group have in common: maker, readers, whether they are outputs, type, what they become.
+type Key = (Maker, BTreeSet<(usize, usize)>, bool, &'static str, Vec<u64>, BTreeSet<usize>);
+
+struct Grouping<'a> {
+    graph: &'a Graph,
+    blocks: &'a Blocks,
+    uses: Vec<BTreeSet<(usize, usize)>>,
+    groups: Vec<Group>,
+    numbers: BTreeMap<Key, usize>,
+    of: Vec<Option<usize>>,
+}
+
+impl Grouping<'_> {
+    /// The group of a value that becomes these groups of state.
+    fn group(&mut self, v: ValueId, becomes: BTreeSet<usize>) -> Option<usize> {
+        if self.of[v.index()].is_some() {
+            return self.of[v.index()];
+        }
+        let maker = match &self.graph.value(v).def {
             ValueDef::Node { node, output } => {
-                Maker::Node { leader: blocks.leader[node.index()], output: *output }
+                Maker::Node { leader: self.blocks.leader[node.index()], output: *output }
             }
             ValueDef::Input => Maker::Loaded(Source::Input),
             ValueDef::Weight(_) => Maker::Loaded(Source::Weight),
             ValueDef::Constant(_) => Maker::Loaded(Source::Constant),
             ValueDef::Accumulator => Maker::Loaded(Source::Accumulator),
         };
-        let output = graph.outputs.contains(&v);
-        let unread = uses.is_empty() && !output;
+        let uses = std::mem::take(&mut self.uses[v.index()]);
+        let output = self.graph.outputs.contains(&v);
+        let unread = uses.is_empty() && !output && becomes.is_empty();
         if unread && matches!(maker, Maker::Loaded(Source::Weight | Source::Constant)) {
-            continue;
+            return None;
         }
-        let ty = graph.ty(v);
-        let key = (maker, uses.clone(), output, ty.dtype.name(), ty.shape.clone());
-        let number = *numbers.entry(key).or_insert_with(|| {
+        let ty = self.graph.ty(v);
+        let key = (maker, uses.clone(), output, ty.dtype.name(), ty.shape.clone(), becomes.clone());
+        let groups = &mut self.groups;
+        let number = *self.numbers.entry(key).or_insert_with(|| {
             groups.push(Group {
                 maker,
                 ty: ty.clone(),
@@ -269,30 +340,44 @@ fn groups(graph: &Graph, blocks: &Blocks) -> Vec<Group> {
                 output,
                 members: Vec::new(),
                 homes: Vec::new(),
+                becomes: becomes.into_iter().collect(),
             });
             groups.len() - 1
         });
         groups[number].members.push(v);
+        self.of[v.index()] = Some(number);
+        Some(number)
     }
-    groups
 }
 
-/// What a loaded value may be loaded in.
+/// What a loaded value may be loaded in: as a reader needs it, or as what it becomes is made.
 fn homes(
     group: &Group,
+    next: &[Maker],
     nodes: &BTreeMap<usize, Vec<NodeCandidate>>,
     interner: &mut Interner,
 ) -> Vec<ShardingId> {
     let mut homes = vec![interner.id(Sharding::replicated(group.ty.rank()))];
     let mut seen: BTreeSet<ShardingId> = homes.iter().copied().collect();
-    for (leader, operand) in &group.uses {
-        for candidate in &nodes[leader] {
-            let needed = &interner.all[candidate.inputs[*operand]];
-            let home = Sharding { dims: needed.dims.clone(), partial: Vec::new() };
-            let id = interner.id(home);
-            if seen.insert(id) {
-                homes.push(id);
-            }
+    let needed = group
+        .uses
+        .iter()
+        .flat_map(|&(leader, operand)| nodes[&leader].iter().map(move |c| c.inputs[operand]));
+    let left = next.iter().filter_map(|maker| match *maker {
+        Maker::Node { leader, output } => Some((leader, output as usize)),
+        Maker::Loaded(_) => None,
+    });
+    let left =
+        left.flat_map(|(leader, output)| nodes[&leader].iter().map(move |c| c.outputs[output]));
+    for id in needed.chain(left) {
+        let mut home = interner.all[id].clone();
+        let is_accumulator = group.maker == Maker::Loaded(Source::Accumulator);
+        if !is_accumulator || home.partial.iter().any(|&(_, kind)| kind != ReduceKind::Sum) {
+            home.partial.clear();
+        }
+        let id = interner.id(home);
+        if seen.insert(id) {
+            homes.push(id);
         }
     }
     homes

@@ -43,6 +43,11 @@ impl Ways {
         let from: Vec<Vec<ShardingId>> = space.groups.iter().map(|g| left_in(space, g)).collect();
         let mut to: Vec<Vec<ShardingId>> =
             space.groups.iter().map(|g| needed_in(space, g)).collect();
+        for (g, to) in to.iter_mut().enumerate() {
+            let states = space.groups[g].becomes.iter();
+            let homes = states.flat_map(|&s| space.groups[s].homes.iter().copied());
+            *to = sorted(to.iter().copied().chain(homes));
+        }
         let mut finished = vec![Vec::new(); space.groups.len()];
         for (g, finished) in finished.iter_mut().enumerate() {
             if space.groups[g].output {

@@ -9,4 +9,6 @@ pub mod strategy;
 pub use mesh::{AxisId, Coord, Mesh, MeshAxis, MeshError};
 pub use rule::{Factor, FactorId, FactorKind, FactorRule, RuleBuilder};
 pub use spec::{DimSharding, ReduceKind, Sharding};
-pub use strategy::{AxisUse, OpShardings, OpStrategy, Strategy, StrategyError, op_shardings};
+pub use strategy::{
+    AxisUse, OpShardings, OpStrategy, Strategy, StrategyError, op_shardings, section,
+};

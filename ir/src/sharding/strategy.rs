@@ -2,8 +2,8 @@
 
 use super::mesh::{Mesh, MeshError};
 use super::rule::FactorId;
-use super::spec::Sharding;
-use crate::graph::{Graph, NodeId, TensorType, ValueDef, ValueId};
+use super::spec::{ReduceKind, Sharding};
+use crate::graph::{Graph, NodeId, Phase, TensorType, ValueDef, ValueId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -49,6 +49,20 @@ pub struct Strategy {
     /// One entry a value of the graph: the home sharding. For a node's output it equals what the
     /// node's strategy yields.
     pub values: Vec<Sharding>,
+    /// Whether further forms of weights are dropped after the forward phase and made again for the
+    /// backward phase, rather than kept.
+    pub gather_again: bool,
+}
+
+/// Which readers of a value share its further forms: those of one section. What runs for each micro-batch and
+/// what runs once a step never share; whether the forward and the backward phase share the forms of a
+/// weight is the strategy's choice. Sections are named after their first phase.
+pub fn section(graph: &Graph, v: ValueId, reader: Phase, gather_again: bool) -> Phase {
+    let is_weight = matches!(graph.value(v).def, ValueDef::Weight(_));
+    match reader {
+        Phase::Backward if !(gather_again && is_weight) => Phase::Forward,
+        phase => phase,
+    }
 }
 
 /// The shardings of one op's operands and results under its strategy.
@@ -111,14 +125,14 @@ impl Strategy {
                 values[v.index()] = s;
             }
         }
-        Ok(Self { mesh, ops, values })
+        Ok(Self { mesh, ops, values, gather_again: false })
     }
 
     /// Everything on every rank.
     pub fn replicated(graph: &Graph, mesh: Mesh) -> Self {
         let ops = vec![OpStrategy::replicated(&mesh); graph.nodes.len()];
         let values = graph.values.iter().map(|v| Sharding::replicated(v.ty.rank())).collect();
-        Self { mesh, ops, values }
+        Self { mesh, ops, values, gather_again: false }
     }
 
     /// Checks the strategy against its graph: one legal entry a node, one home a value, homes equal to
@@ -136,7 +150,10 @@ impl Strategy {
                 let (value, sharding) = (v.name.clone(), format!("{home:?}"));
                 return Err(StrategyError::BadHome { value, sharding, rank });
             }
-            if !matches!(v.def, ValueDef::Node { .. }) && !home.partial.is_empty() {
+            // An accumulator is zero at first, whatever sums it is part of.
+            let may_be = |kind| kind == ReduceKind::Sum && matches!(v.def, ValueDef::Accumulator);
+            let is_partial = home.partial.iter().any(|&(_, kind)| !may_be(kind));
+            if !matches!(v.def, ValueDef::Node { .. }) && is_partial {
                 let sharding = home.display(&self.mesh).to_string();
                 return Err(StrategyError::PartialHome { value: v.name.clone(), sharding });
             }
