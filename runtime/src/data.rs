@@ -21,7 +21,9 @@ pub enum DataError {
     Type { name: String, expected: TensorType, found: TensorType },
     #[error("`{name}` holds no batch")]
     Empty { name: String },
-    #[error("`{name}` holds {batches} batches, `{other}` {other_batches}; all must hold as many, or one")]
+    #[error(
+        "`{name}` holds {batches} batches, `{other}` {other_batches}; all must hold as many, or one"
+    )]
     Batches { name: String, batches: u64, other: String, other_batches: u64 },
     #[error("`{name}`: {source}")]
     Tensor { name: String, source: planc_ir::EvalError },

@@ -43,8 +43,8 @@ impl SafetensorsFile {
     /// Opens a file and checks its header.
     pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
         let path_of = || path.to_path_buf();
-        let file =
-            mapped::map(path).map_err(|source| SafetensorsError::Read { path: path_of(), source })?;
+        let file = mapped::map(path)
+            .map_err(|source| SafetensorsError::Read { path: path_of(), source })?;
         let (begin, header) =
             header(&file).map_err(|why| SafetensorsError::Format { path: path_of(), why })?;
         let mut tensors = BTreeMap::new();
@@ -86,8 +86,7 @@ fn header(file: &[u8]) -> Result<(usize, Metadata), String> {
         .filter(|&n| n <= MAX_HEADER_BYTES.min(rest.len()))
         .ok_or("its header is longer than it")?;
     // This checks that the tensors' bytes follow each other and are as many as their extents say.
-    let header: Metadata =
-        serde_json::from_slice(&rest[..length]).map_err(|e| e.to_string())?;
+    let header: Metadata = serde_json::from_slice(&rest[..length]).map_err(|e| e.to_string())?;
     if header.data_len() == rest.len() - length {
         Ok((LENGTH_BYTES + length, header))
     } else {
@@ -123,7 +122,10 @@ pub fn write<E>(
         let begin = end;
         end = begin + ty.bytes() as usize;
         let shape = ty.shape.iter().map(|&n| n as usize).collect();
-        (name.to_string(), TensorInfo { dtype: stored(ty.dtype), shape, data_offsets: (begin, end) })
+        (
+            name.to_string(),
+            TensorInfo { dtype: stored(ty.dtype), shape, data_offsets: (begin, end) },
+        )
     });
     let infos = infos.collect();
     let metadata = [(key.to_string(), value.to_string())].into();

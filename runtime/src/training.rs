@@ -44,9 +44,8 @@ impl Session {
         let program = self.executor.program();
         let rate = named(program, &program.inputs).find(|b| b.name == training.learning_rate);
         let ty = rate.map(|b| b.ty.clone()).ok_or_else(|| unsound("has no learning rate"))?;
-        let rate = Tensor::from_f64(ty, |_| f64::from(learning_rate)).map_err(|source| {
-            RunError::Output { name: training.learning_rate.clone(), source }
-        })?;
+        let rate = Tensor::from_f64(ty, |_| f64::from(learning_rate))
+            .map_err(|source| RunError::Output { name: training.learning_rate.clone(), source })?;
         let with_rate = |inputs: &BTreeMap<String, Tensor>| {
             let mut inputs = inputs.clone();
             inputs.insert(training.learning_rate.clone(), rate.clone());
@@ -55,7 +54,7 @@ impl Session {
         let micro_batches: Vec<_> = micro_batches.iter().map(with_rate).collect();
         let loss_name = training.loss.clone();
         let outputs = self.executor.step(&micro_batches)?;
-        self.steps_done += 1;
+        self.steps_done = self.steps_done.saturating_add(1);
         let loss = outputs.iter().find(|(name, t)| *name == loss_name && t.len() == 1);
         let loss = loss.map(|(_, t)| t.f64_at(0)).ok_or_else(|| unsound("has no loss"))?;
         Ok(TrainStep { loss, outputs })
@@ -94,6 +93,8 @@ pub fn check(training: &Training, program: &Program) -> Result<(), RunError> {
         Some(name) if listed.contains(name) => {
             Err(unsound(format!("`{name}` is listed as state, but no step changes it")))
         }
-        Some(name) => Err(unsound(format!("a step changes `{name}`, which is not listed as state"))),
+        Some(name) => {
+            Err(unsound(format!("a step changes `{name}`, which is not listed as state")))
+        }
     }
 }
