@@ -168,7 +168,7 @@ fn large_parameters_are_updated_in_place() {
     for (name, rule) in rules() {
         let graph = update(&rule, &shape, DType::F32, DType::F32);
         let gradient = numbers(f32s(shape), 3);
-        let inputs = inputs(&graph, |i| gradient.f64_at(i) / 8.0, 0.5, 1);
+        let inputs = inputs(&graph, |i| gradient.f64_at(i) / 7.0, 0.5, 1);
         let start =
             weight(&executor(&graph, &Strategy::replicated(&graph, Mesh::new([("a", 1)]))), "p");
         let zeros = Tensor::zeros(f32s(shape)).unwrap();
