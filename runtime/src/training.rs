@@ -54,7 +54,7 @@ impl Session {
         let micro_batches: Vec<_> = micro_batches.iter().map(with_rate).collect();
         let loss_name = training.loss.clone();
         let outputs = self.executor.step(&micro_batches)?;
-        self.steps_done += 1;
+        self.steps_done = self.steps_done.saturating_add(1);
         let loss = outputs.iter().find(|(name, t)| *name == loss_name && t.len() == 1);
         let loss = loss.map(|(_, t)| t.f64_at(0)).ok_or_else(|| unsound("has no loss"))?;
         Ok(TrainStep { loss, outputs })

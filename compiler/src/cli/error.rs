@@ -20,6 +20,10 @@ pub enum CliError {
     #[error("{0}")]
     Run(#[from] planc_runtime::RunError),
     #[error("{0}")]
+    Checkpoint(#[from] planc_runtime::checkpoint::CheckpointError),
+    #[error("{0}")]
+    Data(#[from] planc_runtime::data::DataError),
+    #[error("{0}")]
     Verify(#[from] planc::verify::VerifyError),
     #[error("{0}")]
     Model(#[from] planc_models::ModelError),

@@ -14,6 +14,7 @@ mod ops;
 mod plan;
 mod progress;
 mod run;
+mod train;
 mod training;
 mod verify;
 
@@ -39,6 +40,8 @@ enum Verb {
     Plan(plan::Args),
     /// Run a plan on virtual CPU ranks.
     Run(run::Args),
+    /// Train on virtual CPU ranks, by a plan of training steps.
+    Train(train::Args),
     /// Check that a plan computes what the model says.
     Verify(verify::Args),
     /// Tell what a model is: its size, layers, kinds of ops, and what cannot be split.
@@ -78,6 +81,7 @@ impl Cli {
         let result = match self.verb {
             Verb::Plan(args) => plan::run(&args),
             Verb::Run(args) => run::run(&args),
+            Verb::Train(args) => train::run(&args),
             Verb::Verify(args) => verify::run(&args),
             Verb::Inspect(args) => inspect::run(&args),
             Verb::Ops(args) => ops::run(&args),

@@ -80,7 +80,7 @@ pub fn load(path: &Path) -> Result<Plan, CliError> {
 }
 
 /// Where the model lies: as said, or beside the plan.
-fn model_path(said: Option<&Path>, plan_path: &Path, plan: &Plan) -> PathBuf {
+pub fn model_path(said: Option<&Path>, plan_path: &Path, plan: &Plan) -> PathBuf {
     said.map_or_else(|| plan_path.with_file_name(&plan.model.file), Path::to_path_buf)
 }
 

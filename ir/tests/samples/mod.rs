@@ -30,6 +30,7 @@ use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
 use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
 use planc_ir::ops::normalize::Normalize;
+use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
 use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::range::{Range, Scalar};
@@ -288,6 +289,7 @@ pub fn all() -> Vec<Sample> {
     vision(&mut add, &mut x);
     sequences(&mut add, &mut x);
     gradients::add(&mut add, &mut x);
+    optimizers(&mut add, &mut x);
     samples
 }
 
@@ -370,4 +372,30 @@ fn sequences(add: Add<'_>, x: RandomOf<'_>) {
         add(dft.into(), vec![x(&[3, 5, 2, parts])]);
     }
     add(Uniform { dtype: DType::F64, shape: vec![3, 2], seed: 7 }.into(), vec![]);
+}
+
+fn optimizers(add: Add<'_>, x: RandomOf<'_>) {
+    let sgd =
+        |momentum, nesterov| Rule::Sgd { momentum, dampening: 0.0, weight_decay: 0.1, nesterov };
+    let adam = |decoupled| Rule::Adam {
+        beta1: 0.9,
+        beta2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decoupled,
+    };
+    for (rule, gradient, scale, step) in [
+        (sgd(0.0, false), DType::F32, 0.5, Tensor::scalar(1i64)),
+        (sgd(0.9, true), DType::F16, 1.0, Tensor::scalar(1f32)),
+        (adam(false), DType::BF16, 2.0, Tensor::scalar(7i64)),
+        (adam(true), DType::F32, f32::INFINITY, Tensor::scalar(2f32)),
+    ] {
+        let single = |t: Tensor| t.cast(DType::F32).unwrap();
+        let mut inputs = vec![single(x(&[5, 3])), x(&[5, 3]).cast(gradient).unwrap()];
+        inputs.extend([Tensor::scalar(0.01f32), Tensor::scalar(scale), step]);
+        // A second moment is not negative.
+        let square = |t: Tensor| Tensor::from_f64(t.ty().clone(), |i| t.f64_at(i).powi(2)).unwrap();
+        inputs.extend((0..rule.states()).map(|_| square(single(x(&[5, 3])))));
+        add(OptimizerStep { rule }.into(), inputs);
+    }
 }

@@ -109,9 +109,14 @@ fn follow<G: Elem>(
     Ok(())
 }
 
-/// A gradient with a multiple of the parameter added; without decay the parameter may even be infinite.
+/// A gradient with a multiple of the parameter added; without decay the parameter may even be infinite. Rounded
+/// once, as PyTorch's fused multiply-add: where the two cancel, what is left decides where Adam goes.
 fn decayed(gradient: f32, parameter: f32, decay: f32) -> f32 {
-    if decay == 0.0 { gradient } else { gradient + decay * parameter }
+    if decay == 0.0 {
+        gradient
+    } else {
+        (f64::from(gradient) + f64::from(decay) * f64::from(parameter)) as f32
+    }
 }
 
 /// Adam's coefficients in one step, worked out in f64.

@@ -1,0 +1,10 @@
+//! Training on ranks: optimizers against PyTorch, steps, measured memory, checkpoints.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod checkpoints;
+mod model;
+mod optimizers;
+mod steps;
