@@ -5,6 +5,8 @@
 //! absent.
 #![allow(clippy::print_stderr)] // says aloud what is left out
 
+pub mod training;
+
 use planc::pipeline::{Compiled, compile};
 use planc::search::SearchOptions;
 use planc::verify::{Comparison, Tolerance, compare};
