@@ -67,6 +67,24 @@ fn part_of_table(
     (extended, Tensor::from_int(indices.ty().clone(), local).unwrap())
 }
 
+/// A rank's rows of a lookup's gradient: those of other ranks are added to one more row, which is cut off.
+fn part_of_rows(
+    gradient: &ops::gather_grad::GatherGrad,
+    inputs: &[Tensor],
+    (rows, total): (Range<u64>, u64),
+) -> Tensor {
+    let (axis, held) = (gradient.axis, rows.end - rows.start);
+    let mut shape = inputs[1].shape().to_vec();
+    shape.splice(axis..axis + inputs[0].shape().len(), [0]);
+    let none = Tensor::zeros(TensorType::new(inputs[1].dtype(), shape)).unwrap();
+    let (_, indices) = part_of_table(&none, axis, &inputs[0], (rows, total));
+    let longer = Op::from(ops::gather_grad::GatherGrad { axis, extent: held + 1 });
+    let all = longer.eval(&[&indices, &inputs[1]]).unwrap().remove(0);
+    let mut kept: Vec<Range<u64>> = all.shape().iter().map(|&n| 0..n).collect();
+    kept[axis].end = held;
+    part(&all, &kept)
+}
+
 /// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a
 /// lookup knows which rows of the table it holds.
 fn evaluate_part(
@@ -94,6 +112,7 @@ fn evaluate_part(
             (inputs[0], inputs[1]) =
                 part_of_table(&inputs[0], gather.axis, &inputs[1], table.unwrap());
         }
+        Op::GatherGrad(gradient) => return vec![part_of_rows(gradient, &inputs, table.unwrap())],
         Op::MixtureOfExperts(layer) => {
             layer.experts += 1;
             let (table, choices) = (table.unwrap(), inputs[1].clone());
@@ -235,6 +254,10 @@ fn check(sample: &Sample, mesh: &Mesh, strategy: &OpStrategy, random: &mut Rando
                 Op::Gather(g) => {
                     let shape = &in_types[0].shape;
                     Some((ins[0].ranges(shape, mesh, &coord)[g.axis].clone(), shape[g.axis]))
+                }
+                Op::GatherGrad(g) => {
+                    let shape = &out_types[0].shape;
+                    Some((outs[0].ranges(shape, mesh, &coord)[g.axis].clone(), shape[g.axis]))
                 }
                 Op::MixtureOfExperts(_) => {
                     let shape = &in_types[3].shape;

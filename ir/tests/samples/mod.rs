@@ -12,6 +12,7 @@ use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
 use planc_ir::ops::conv_transpose::ConvTranspose;
 use planc_ir::ops::cum_prod::CumProd;
+use planc_ir::ops::cum_prod_grad::CumProdGrad;
 use planc_ir::ops::cumsum::CumSum;
 use planc_ir::ops::det::Det;
 use planc_ir::ops::dft::Dft;
@@ -21,7 +22,9 @@ use planc_ir::ops::fill::Fill;
 use planc_ir::ops::frames::Frames;
 use planc_ir::ops::gather::Gather;
 use planc_ir::ops::gather_elements::GatherElements;
+use planc_ir::ops::gather_grad::GatherGrad;
 use planc_ir::ops::gather_nd::GatherNd;
+use planc_ir::ops::gather_nd_grad::GatherNdGrad;
 use planc_ir::ops::grid_sample::{GridSample, Outside, Sampling, Unit};
 use planc_ir::ops::group_norm::GroupNorm;
 use planc_ir::ops::linear_recurrence::LinearRecurrence;
@@ -53,7 +56,7 @@ use planc_ir::ops::trilu::Trilu;
 use planc_ir::ops::uniform::Uniform;
 use planc_ir::program::kernel::PadMode;
 use planc_ir::program::{PoolKind, Window};
-use planc_ir::scalar::{Gate, ScalarFn};
+use planc_ir::scalar::{Gate, ScalarFn, Slope};
 use planc_ir::sharding::ReduceKind;
 use planc_ir::{DType, Tensor, TensorType};
 
@@ -105,6 +108,7 @@ pub fn all() -> Vec<Sample> {
     add(map(ScalarFn::Neg), vec![x(&[4, 3])]);
     add(map(ScalarFn::Gelu), vec![x(&[6, 2])]);
     add(map(ScalarFn::Gated(Gate::Silu)), vec![x(&[6, 2]), x(&[6, 2])]);
+    add(map(ScalarFn::Slope(Slope::Gelu)), vec![x(&[6, 1]), x(&[6, 2])]);
     add(map(ScalarFn::Less), vec![x(&[3, 2]), x(&[])]);
     let mask = Tensor::vector(vec![true, false, true, true, false]);
     add(map(ScalarFn::Where), vec![mask, x(&[3, 5]), x(&[1])]);
@@ -286,6 +290,7 @@ pub fn all() -> Vec<Sample> {
         let op = Einsum { inputs, output: output.to_string() };
         add(op.into(), shapes.iter().map(|s| x(s)).collect());
     }
+    gradients(&mut add, &mut x);
     vision(&mut add, &mut x);
     sequences(&mut add, &mut x);
     gradients::add(&mut add, &mut x);
@@ -295,6 +300,22 @@ pub fn all() -> Vec<Sample> {
 
 type Add<'a> = &'a mut dyn FnMut(Op, Vec<Tensor>);
 type RandomOf<'a> = &'a mut dyn FnMut(&[u64]) -> Tensor;
+
+fn gradients(add: Add<'_>, x: RandomOf<'_>) {
+    let rows = ints(&[2, 2], &[6, -1, 6, 3]);
+    add(GatherGrad { axis: 0, extent: 7 }.into(), vec![rows, x(&[2, 2, 3])]);
+    let rows = ints(&[5], &[4, 1, -5, 1, 2]);
+    add(GatherGrad { axis: 1, extent: 5 }.into(), vec![rows, x(&[2, 5, 3])]);
+    add(GatherGrad { axis: 1, extent: 4 }.into(), vec![ints(&[], &[-3]), x(&[5])]);
+    let at = ints(&[2, 3, 1], &[0, 3, -1, 2, 2, 1]);
+    add(GatherNdGrad { batch_dims: 1, indexed: vec![4] }.into(), vec![at, x(&[2, 3, 5])]);
+    let at = ints(&[5, 2], &[0, 1, 2, -1, 1, 0, 0, 1, -3, 3]);
+    add(GatherNdGrad { batch_dims: 0, indexed: vec![3, 4] }.into(), vec![at, x(&[5, 5])]);
+    for (exclusive, reverse) in [(false, true), (true, false)] {
+        let inputs = vec![x(&[5, 4]), x(&[5, 4])];
+        add(CumProdGrad { axis: 1, exclusive, reverse }.into(), inputs);
+    }
+}
 
 fn vision(add: Add<'_>, x: RandomOf<'_>) {
     let w = window(&[2, 3], &[1, 2], &[1, 0], &[0, 1]);

@@ -7,6 +7,7 @@ mod attention;
 mod common;
 mod experts;
 mod gradients;
+mod slopes;
 
 use common::numbers;
 use planc_ir::dtype::ALL;
@@ -517,6 +518,8 @@ fn operands_that_do_not_fit_are_refused() {
         (Kernel::Reduce { kind: ReduceKind::Sum, axes: vec![1] }, vec![x()]),
         (Kernel::Softmax { axis: 1, log: false }, vec![x()]),
         (Kernel::Gather { axis: 0 }, vec![x(), x()]),
+        (Kernel::GatherGrad { axis: 0 }, vec![x(), x()]),
+        (Kernel::GatherGrad { axis: 2 }, vec![x(), x()]),
         (Kernel::Conv { window, groups: 1 }, vec![x(), x()]),
     ] {
         let result = run_on(&kernel, &inputs, &out);
