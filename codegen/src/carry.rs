@@ -11,7 +11,7 @@ use planc_ir::program::{BufferId, Instr, Kernel, Program};
 struct Use {
     writer: Option<usize>,
     last_reader: Option<usize>,
-    /// Whether its storage goes by another buffer's name too.
+    /// Whether it is, or has, another name of a storage.
     is_viewed: bool,
     /// Whether the caller gets it.
     is_output: bool,
@@ -25,15 +25,20 @@ impl Uses {
     /// The uses in a program so far.
     pub fn of(program: &Program) -> Self {
         let mut uses = vec![Use::default(); program.buffers.len()];
+        // Who reads a copy may read the storage of what was copied.
+        let mut named: Vec<usize> = (0..uses.len()).collect();
         for (at, instr) in program.instrs.iter().enumerate() {
             let is_view = matches!(instr, Instr::Kernel { kernel: Kernel::Copy, .. });
             for b in instr.reads() {
-                uses[b.index()].last_reader = Some(at);
+                uses[named[b.index()]].last_reader = Some(at);
                 uses[b.index()].is_viewed |= is_view;
             }
             for b in instr.writes() {
                 uses[b.index()].writer = Some(at);
                 uses[b.index()].is_viewed |= is_view;
+                if let (true, Some(from)) = (is_view, instr.reads().first()) {
+                    named[b.index()] = named[from.index()];
+                }
             }
         }
         program.outputs.iter().for_each(|b| uses[b.index()].is_output = true);
@@ -53,7 +58,7 @@ impl Uses {
             Some(reader) if reader == writer => may_overwrite(&program.instrs[writer]),
             reader => reader.is_none_or(|reader| reader < writer),
         };
-        is_free && !old.is_viewed && !new.is_viewed && !old.is_output && !new.is_output
+        is_free && !new.is_viewed && !old.is_output && !new.is_output
     }
 }
 

@@ -5,6 +5,7 @@
 //! absent.
 #![allow(clippy::print_stderr)] // says aloud what is left out
 
+pub mod random;
 pub mod training;
 
 use planc::pipeline::{Compiled, compile};
@@ -12,9 +13,11 @@ use planc::search::SearchOptions;
 use planc::verify::{Comparison, Tolerance, compare};
 use planc_cost_model::{Catalogue, Cluster, CostModel};
 use planc_ir::Tensor;
+use planc_ir::graph::{Graph, ValueDef};
 use planc_ir::onnx::tensor::read_tensor;
 use planc_ir::onnx::{self, ImportOptions, Model, import};
 use planc_ir::plan::Plan;
+use planc_ir::weights::{ModelFiles, Weights as _};
 use planc_runtime::Session;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -197,4 +200,26 @@ pub fn bindings(path: &Path, set: &DataSet) -> Vec<(String, u64)> {
     let shapes = set.inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
     let found = onnx::bindings(path, &shapes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     found.into_iter().collect()
+}
+
+/// The weights and the constants of a graph, by name; weights' contents come from the model at `path`.
+pub fn contents(
+    graph: &Graph,
+    path: &Path,
+) -> (BTreeMap<String, Tensor>, BTreeMap<String, Tensor>) {
+    let files = ModelFiles::new(path);
+    let (mut weights, mut constants) = (BTreeMap::new(), BTreeMap::new());
+    for v in &graph.values {
+        match &v.def {
+            ValueDef::Weight(source) => {
+                let tensor = files.load(&v.name, &v.ty, source).expect("the weight is there");
+                weights.insert(v.name.clone(), tensor);
+            }
+            ValueDef::Constant(t) => {
+                constants.insert(v.name.clone(), t.as_ref().clone());
+            }
+            _ => {}
+        }
+    }
+    (weights, constants)
 }

@@ -5,13 +5,9 @@
 
 use fastrand::Rng;
 use planc::verify::{Tolerance, compare};
-use planc_ir::graph::ValueDef;
 use planc_ir::onnx::{ImportOptions, import};
-use planc_ir::sharding::{AxisUse, Mesh, OpStrategy, Sharding, Strategy, op_shardings};
-use planc_ir::weights::{ModelFiles, Weights as _};
-use planc_ir::{Graph, NodeId, Tensor, ValueId};
-use planc_tests::{bindings, cost_model, run_model};
-use std::collections::BTreeMap;
+use planc_ir::sharding::Mesh;
+use planc_tests::{bindings, contents, cost_model, random, run_model};
 
 /// Strategies drawn for each mesh.
 const DRAWS: u64 = 2;
@@ -28,32 +24,6 @@ fn meshes() -> Vec<Mesh> {
     ]
 }
 
-/// A random legal strategy of a node; replication if chance finds none.
-fn draw_op(graph: &Graph, id: NodeId, mesh: &Mesh, rng: &mut Rng) -> OpStrategy {
-    let rule = graph.rule(id);
-    let uses = rule.axis_uses();
-    for _ in 0..20 {
-        let axes: Vec<AxisUse> = (0..mesh.rank()).map(|_| uses[rng.usize(..uses.len())]).collect();
-        let strategy = OpStrategy { axes };
-        if op_shardings(graph, id, mesh, &strategy).is_ok() {
-            return strategy;
-        }
-    }
-    OpStrategy::replicated(mesh)
-}
-
-/// A random sharding of a value that is loaded.
-fn draw_home(graph: &Graph, v: ValueId, mesh: &Mesh, rng: &mut Rng) -> Sharding {
-    let ty = graph.ty(v);
-    let mut home = Sharding::replicated(ty.rank());
-    for axis in mesh.axis_ids() {
-        if ty.rank() > 0 && rng.bool() {
-            home.dims[rng.usize(..ty.rank())].axes.push(axis);
-        }
-    }
-    home.canonical(&ty.shape, mesh)
-}
-
 fn check(name: &str) {
     let Some(model) = run_model(name) else { return };
     let set = &model.sets[0];
@@ -61,31 +31,13 @@ fn check(name: &str) {
     let graph = import(&model.path, &ImportOptions { bind, ..ImportOptions::default() })
         .expect("imports")
         .graph;
-    let files = ModelFiles::new(&model.path);
-    let (mut weights, mut constants) = (BTreeMap::new(), BTreeMap::<String, Tensor>::new());
-    for v in &graph.values {
-        match &v.def {
-            ValueDef::Weight(source) => {
-                let tensor = files.load(&v.name, &v.ty, source).expect("the weight is there");
-                weights.insert(v.name.clone(), tensor);
-            }
-            ValueDef::Constant(t) => {
-                constants.insert(v.name.clone(), t.as_ref().clone());
-            }
-            _ => {}
-        }
-    }
+    let (weights, constants) = contents(&graph, &model.path);
     let mut rng = Rng::with_seed(7);
     let tolerance = Tolerance { atol: model.atol, rtol: model.rtol };
     for mesh in meshes() {
         let cost = cost_model("H100", mesh.ranks());
         for draw in 0..DRAWS {
-            let ops = graph.node_ids().map(|id| draw_op(&graph, id, &mesh, &mut rng)).collect();
-            let mut homes = rng.fork();
-            let strategy = Strategy::from_ops(&graph, mesh.clone(), ops, |v| {
-                draw_home(&graph, v, &mesh, &mut homes)
-            })
-            .expect("the drawn strategy is legal");
+            let strategy = random::strategy(&graph, &mesh, &mut rng);
             let program =
                 planc_codegen::partition(&graph, &strategy, &cost).expect("it is partitioned");
             let found = planc_ir::program::verify::verify(&program);

@@ -34,7 +34,6 @@ pub mod space;
 mod state;
 pub mod ways;
 
-use baselines::BASELINES;
 use blocks::Blocks;
 use costs::Costs;
 pub use error::SearchError;
@@ -162,7 +161,7 @@ pub fn search(
     Ok(SearchResult {
         strategy: best.strategy.clone(),
         certificate,
-        baselines: baselines(&found, limit_bytes),
+        baselines: baselines(graph, &found, limit_bytes),
         evaluation: best.evaluation.clone(),
         log: found.iter().map(|f| f.log.clone()).collect(),
     })
@@ -199,8 +198,8 @@ fn space_facts(found: &[Found], on: &Found, blocks: &Blocks) -> BTreeMap<String,
 }
 
 /// Each baseline on the mesh on which it is quickest, among those on which it fits if there are any.
-fn baselines(found: &[Found], limit_bytes: u64) -> Vec<Baseline> {
-    let priced = BASELINES.iter().filter_map(|&baseline| {
+fn baselines(graph: &Graph, found: &[Found], limit_bytes: u64) -> Vec<Baseline> {
+    let priced = baselines::baselines(graph).into_iter().filter_map(|baseline| {
         let all = found.iter().flat_map(|f| &f.baselines).filter(|p| p.baseline == baseline);
         all.map(|p| Baseline {
             name: baseline.name().to_string(),

@@ -1,6 +1,6 @@
 //! The search on one mesh.
 
-use super::baselines::{BASELINES, Baseline};
+use super::baselines::{self, Baseline};
 use super::blocks::Blocks;
 use super::costs::Costs;
 use super::eliminate::{Elimination, MOST_COMBINATIONS, eliminate};
@@ -159,7 +159,7 @@ impl OnMesh<'_> {
     }
 
     fn baselines(&self, space: &Space<'_>) -> Result<Vec<Priced>, SearchError> {
-        let priced = BASELINES.iter().map(|&baseline| {
+        let priced = baselines::baselines(self.graph).into_iter().map(|baseline| {
             let strategy = baseline.strategy(space, self.costs);
             let evaluation = self.evaluate(&strategy)?;
             Ok(Priced { baseline, mesh: self.mesh.clone(), strategy, evaluation })

@@ -19,13 +19,20 @@ pub struct Next {
 pub fn next_values(graph: &Graph) -> Vec<Next> {
     let mut last_reader = vec![None; graph.values.len()];
     let mut is_viewed = vec![false; graph.values.len()];
+    // Who reads a copy may read the storage of what was copied.
+    let mut named: Vec<usize> = (0..graph.values.len()).collect();
     for (at, node) in graph.nodes.iter().enumerate() {
         let is_view = matches!(node.op.lower(), Kernel::Copy);
         for v in &node.inputs {
-            last_reader[v.index()] = Some(at);
+            last_reader[named[v.index()]] = Some(at);
             is_viewed[v.index()] |= is_view;
         }
-        node.outputs.iter().for_each(|v| is_viewed[v.index()] |= is_view);
+        for v in &node.outputs {
+            is_viewed[v.index()] |= is_view;
+            if let (true, Some(from)) = (is_view, node.inputs.first()) {
+                named[v.index()] = named[from.index()];
+            }
+        }
     }
     let mut taken = vec![false; graph.values.len()];
     let mut next = |&carried: &Carried| {
@@ -38,9 +45,10 @@ pub fn next_values(graph: &Graph) -> Vec<Next> {
             Some(reader) if reader == maker => is_elementwise(graph, maker),
             reader => reader.is_none_or(|reader| reader < maker),
         });
-        let is_shared = |v: ValueId| is_viewed[v.index()] || graph.outputs.contains(&v);
+        let is_output = |v: ValueId| graph.outputs.contains(&v);
         let is_first = !std::mem::replace(&mut taken[next.index()], true);
-        let in_place = is_free && is_first && !is_shared(state) && !is_shared(next);
+        let is_own = !is_viewed[next.index()] && !is_output(state) && !is_output(next);
+        let in_place = is_free && is_first && is_own;
         Next { carried, maker, in_place }
     };
     graph.carried.iter().map(&mut next).collect()

@@ -40,14 +40,23 @@ impl Files {
         Self { model, path, contents, training, lengths: BTreeMap::new() }
     }
 
-    /// What a tensor of the file is in the graph.
+    /// What an initializer is in the graph.
     pub(super) fn define(
         &mut self,
         proto: &TensorProto,
     ) -> Result<(TensorType, ValueDef), TensorError> {
+        self.tensor(proto, self.training)
+    }
+
+    /// What a tensor of the file is in the graph; one that may be trained is no constant, however small.
+    pub(super) fn tensor(
+        &mut self,
+        proto: &TensorProto,
+        may_train: bool,
+    ) -> Result<(TensorType, ValueDef), TensorError> {
         let ty = tensor::declared_type(proto)?;
         let limit = if ty.dtype.is_float() { SMALL_BYTES } else { SMALL_INTS_BYTES };
-        let may_train = self.training && ty.dtype.is_float() && ty.rank() > 0;
+        let may_train = may_train && ty.dtype.is_float() && ty.rank() > 0;
         let small = ty.bytes() <= limit && !may_train;
         let constant = |t: Tensor| ValueDef::Constant(Arc::new(t));
         let def = match tensor::contents(proto, &ty)? {

@@ -17,13 +17,16 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
     };
     let mut last_reader = vec![None; program.buffers.len()];
     let mut writer = vec![None; program.buffers.len()];
-    let mut viewed = vec![false; program.buffers.len()];
+    // A copy that lies where its input lies is another name of it.
+    let mut named: Vec<usize> = (0..program.buffers.len()).collect();
     for (at, instr) in program.instrs.iter().enumerate() {
-        instr.reads().iter().for_each(|b| last_reader[b.index()] = Some(at));
+        instr.reads().iter().for_each(|b| last_reader[named[b.index()]] = Some(at));
         instr.writes().iter().for_each(|b| writer[b.index()] = Some(at));
         if let Instr::Kernel { kernel: Kernel::Copy, inputs, outputs, .. } = instr {
             for (from, to) in inputs.iter().zip(outputs) {
-                viewed[from.index()] |= program.buffer(*from).slot == program.buffer(*to).slot;
+                if program.buffer(*from).slot == program.buffer(*to).slot {
+                    named[to.index()] = named[from.index()];
+                }
             }
         }
     }
@@ -37,8 +40,8 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
             Some("it is neither a weight nor an accumulator")
         } else if old.ty != new.ty || old.sharding != new.sharding || old.dynamic || new.dynamic {
             Some("their types or shardings differ")
-        } else if viewed[state.index()] {
-            Some("the state goes by another buffer's name too")
+        } else if named[next.index()] == state.index() {
+            Some("it is another name of the state")
         } else if old.slot != new.slot {
             Some("they do not lie in the same place")
         } else {

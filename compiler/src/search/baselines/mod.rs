@@ -13,6 +13,10 @@
 //!   reduced at once), else along the weight's own extent (column-parallel). Any other axis is data
 //!   parallel. This is Megatron's pattern, heads included: reshapes and transposes follow.
 //! - [`Baseline::Greedy`][]: each node takes what is cheapest for it, given what came before.
+//!
+//! Of training steps, data parallelism comes with state in shards as well ([`state`]).
+
+pub mod state;
 
 use super::costs::Costs;
 use super::space::{NodeCandidate, Space};
@@ -22,6 +26,7 @@ use planc_ir::sharding::{
     Strategy,
 };
 use planc_ir::{Graph, NodeId, ValueDef, ValueId};
+pub use state::Sharded;
 use std::cell::RefCell;
 
 /// A simpler way to plan.
@@ -32,11 +37,26 @@ pub enum Baseline {
     DataParallel,
     TensorParallel,
     Greedy,
+    /// Data parallel.
+    Zero(Sharded),
 }
 
-/// All of them.
-pub const BASELINES: [Baseline; 4] =
+/// Those of any graph.
+const OF_GRAPHS: [Baseline; 4] =
     [Baseline::Replicate, Baseline::DataParallel, Baseline::TensorParallel, Baseline::Greedy];
+
+/// Those of training steps besides.
+const OF_STEPS: [Baseline; 3] = [
+    Baseline::Zero(Sharded::OptimizerState),
+    Baseline::Zero(Sharded::Gradients),
+    Baseline::Zero(Sharded::Parameters),
+];
+
+/// All that a graph has.
+pub fn baselines(graph: &Graph) -> Vec<Baseline> {
+    let of_steps = if graph.carried.is_empty() { &[][..] } else { &OF_STEPS };
+    OF_GRAPHS.iter().chain(of_steps).copied().collect()
+}
 
 impl Baseline {
     /// The name as reports say it.
@@ -46,6 +66,9 @@ impl Baseline {
             Self::DataParallel => "data parallel",
             Self::TensorParallel => "tensor parallel",
             Self::Greedy => "greedy",
+            Self::Zero(Sharded::OptimizerState) => "ZeRO 1",
+            Self::Zero(Sharded::Gradients) => "ZeRO 2",
+            Self::Zero(Sharded::Parameters) => "ZeRO 3",
         }
     }
 
@@ -54,7 +77,7 @@ impl Baseline {
         let mut all: Vec<AxisId> = mesh.axis_ids().collect();
         match self {
             Self::Replicate | Self::Greedy => (Vec::new(), None),
-            Self::DataParallel => (all, None),
+            Self::DataParallel | Self::Zero(_) => (all, None),
             Self::TensorParallel => {
                 let tensor = all.pop();
                 (all, tensor)
@@ -67,6 +90,9 @@ impl Baseline {
         let (graph, mesh) = (space.graph, space.mesh);
         if self == Self::Replicate {
             return Strategy::replicated(graph, mesh.clone());
+        }
+        if let Self::Zero(what) = self {
+            return state::shard(space, Self::DataParallel.strategy(space, costs), what);
         }
         let (data, tensor) = self.axes(mesh);
         let step_cost: &dyn StepCost = costs;

@@ -1,0 +1,6 @@
+//! Training against PyTorch: gradients, loss curves, and the same curves under any strategy.
+#![allow(clippy::print_stderr)] // says aloud what is left out
+
+mod curves;
+mod gradients;
+mod support;
