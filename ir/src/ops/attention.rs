@@ -12,11 +12,12 @@
 //! - **Split**: batch, key heads, groups, queries and the elements of v are parallel; keys and the
 //!   elements of q and k stay whole, since the softmax stands between.
 
-use super::{OpDef, Work, WorkKind, broadcast, broadcast_index, same_dtype};
-use crate::graph::TensorType;
+use super::attention_grad::AttentionGrad;
+use super::{Build, OpDef, Vjp, Work, WorkKind, broadcast, broadcast_index, same_dtype};
+use crate::graph::{TensorType, ValueId};
 use crate::ops::work::traffic;
 use crate::program::Kernel;
-use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
+use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};
 use crate::tensor::round_to;
 use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,17 @@ impl Attention {
         }
     }
 
+    /// Whether the masked score of a key follows its score; else it is constant.
+    pub fn follows(added: Option<(f64, DType)>, seen: bool) -> bool {
+        seen && added.is_none_or(|(added, _)| added != f64::NEG_INFINITY)
+    }
+
+    /// The derivative of the masked score of a key by its score, where it follows it.
+    pub fn slope(&self, score: f64) -> f64 {
+        let bent = self.softcap.map_or(0.0, |c| (score * self.scale / c).tanh());
+        self.scale * (1.0 - bent * bent)
+    }
+
     /// Whether causality lets query `i` see key `j`.
     pub fn reaches(&self, i: u64, j: u64) -> bool {
         self.causal.is_none_or(|offset| i128::from(j) <= i128::from(i) + i128::from(offset))
@@ -74,18 +86,18 @@ impl Attention {
 }
 
 /// Extents of an attention.
-struct Extents {
-    batch: u64,
-    heads: u64,
-    kv_heads: u64,
-    queries: u64,
-    keys: u64,
-    depth: u64,
-    width: u64,
+pub(super) struct Extents {
+    pub batch: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub queries: u64,
+    pub keys: u64,
+    pub depth: u64,
+    pub width: u64,
 }
 
 impl Extents {
-    fn new(inputs: &[TensorType]) -> Result<Self, OpError> {
+    pub fn new(inputs: &[TensorType]) -> Result<Self, OpError> {
         if inputs.len() < 3 || inputs.len() > 4 {
             return Err(OpError::InputCount { expected: "3 or 4".into(), found: inputs.len() });
         }
@@ -117,11 +129,18 @@ impl Extents {
         })
     }
 
-    fn scores(&self) -> [u64; 4] {
+    pub fn scores(&self) -> [u64; 4] {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    fn group(&self) -> u64 {
+    /// The factors of a mask's dimensions, from those of the scores.
+    pub fn mask_dims(&self, mask: &[u64], full: &[Vec<FactorId>; 4]) -> Vec<Vec<FactorId>> {
+        let (skip, scores) = (4 - mask.len(), self.scores());
+        let own = mask.iter().zip(&scores[skip..]).zip(&full[skip..]);
+        own.map(|((&n, &of), dim)| if n == of { dim.clone() } else { Vec::new() }).collect()
+    }
+
+    pub fn group(&self) -> u64 {
         self.heads.checked_div(self.kv_heads).unwrap_or(1)
     }
 }
@@ -171,11 +190,7 @@ impl OpDef for Attention {
         rule.input_products(vec![vec![b], vec![h], vec![t], vec![w]]);
         if let Some(mask) = inputs.get(3) {
             let full = [vec![b], heads.clone(), vec![s], vec![t]];
-            let skip = 4 - mask.rank();
-            let scores = e.scores();
-            let own = mask.shape.iter().zip(&scores[skip..]).zip(&full[skip..]);
-            let own = own.map(|((&n, &of), dim)| if n == of { dim.clone() } else { Vec::new() });
-            rule.input_products(own.collect());
+            rule.input_products(e.mask_dims(&mask.shape, &full));
         }
         rule.output_products(vec![vec![b], heads, vec![s], vec![w]]);
         rule.build()
@@ -198,41 +213,103 @@ impl OpDef for Attention {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
-        let e = Extents::new(&types).map_err(|e| EvalError::Invalid(e.to_string()))?;
-        let (q, k, v) = (inputs[0].to_f64s(), inputs[1].to_f64s(), inputs[2].to_f64s());
-        let mask = inputs.get(3);
-        let [heads, queries, keys] = [e.heads as usize, e.queries as usize, e.keys as usize];
-        let [depth, width, group] = [e.depth as usize, e.width as usize, e.group() as usize];
-        let scores = e.scores();
-        let mut out = Vec::with_capacity(q.len());
-        for row in 0..e.batch as usize * heads * queries {
-            let (head, i) = (row / queries, row % queries);
-            // Key heads of all batches are numbered through, as query heads are.
-            let kv = head / group * keys;
-            let weight = |j: usize| {
-                let (q, k) = (&q[row * depth..][..depth], &k[(kv + j) * depth..][..depth]);
-                let score = q.iter().zip(k).map(|(x, y)| x * y).sum();
-                let given = mask.map(|m| {
-                    let at = broadcast_index(m.shape(), &scores, row * keys + j);
-                    (m.f64_at(at), m.dtype())
-                });
-                let hidden = matches!(given, Some((x, DType::Bool)) if x == 0.0);
-                let added = given.filter(|(_, dtype)| *dtype != DType::Bool);
-                self.masked(score, added, !hidden && self.reaches(i as u64, j as u64))
-            };
-            let mut weights: Vec<f64> = (0..keys).map(weight).collect();
-            softmax(&mut weights, self.zero_unseeing);
+        let scores = Scores::new(self, inputs)?;
+        let e = &scores.extents;
+        let (keys, width) = (e.keys as usize, e.width as usize);
+        let v = inputs[2].to_f64s();
+        let mut out = Vec::new();
+        for row in 0..scores.rows() {
+            let (weights, kv) = (scores.weights(row), scores.first_key(row));
             out.extend((0..width).map(|c| {
-                weights.iter().enumerate().map(|(j, w)| w * v[(kv + j) * width + c]).sum::<f64>()
+                (0..keys).map(|j| weights[j] * v[(kv + j) * width + c]).sum::<f64>()
             }));
         }
         let ty = TensorType::new(inputs[0].dtype(), [e.batch, e.heads, e.queries, e.width]);
         Ok(vec![Tensor::from_f64(ty, |i| out[i])?])
     }
 
+    /// One op, which computes the weights again instead of keeping them.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        if v.wants(3) {
+            return Err(OpError::NotDifferentiable {
+                why: "planc has no gradient of attention for its mask".into(),
+            });
+        }
+        let inputs = [&[v.gradient()?], &v.inputs[..]].concat();
+        let gradients = v.push_multi(AttentionGrad { attention: self.clone() }, &inputs)?;
+        Ok(gradients.into_iter().map(Some).chain(inputs[4..].iter().map(|_| None)).collect())
+    }
+
     fn lower(&self) -> Kernel {
         Kernel::Attention(self.clone())
+    }
+}
+
+/// The scores of an attention on these operands, for reference evaluations. Queries are numbered
+/// through all heads of all batches, and so are keys.
+pub(super) struct Scores<'a> {
+    pub extents: Extents,
+    attention: &'a Attention,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    mask: Option<&'a Tensor>,
+}
+
+impl<'a> Scores<'a> {
+    /// Of the attention's operands.
+    pub fn new(attention: &'a Attention, inputs: &[&'a Tensor]) -> Result<Self, EvalError> {
+        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+        let extents = Extents::new(&types).map_err(|e| EvalError::Invalid(e.to_string()))?;
+        let (q, k) = (inputs[0].to_f64s(), inputs[1].to_f64s());
+        Ok(Self { extents, attention, q, k, mask: inputs.get(3).copied() })
+    }
+
+    /// How many queries there are.
+    pub const fn rows(&self) -> usize {
+        (self.extents.batch * self.extents.heads * self.extents.queries) as usize
+    }
+
+    /// The first key that a query meets.
+    pub fn first_key(&self, row: usize) -> usize {
+        let e = &self.extents;
+        row / e.queries as usize / e.group() as usize * e.keys as usize
+    }
+
+    /// The elements of a query and of one of the keys that it meets.
+    pub fn pair(&self, row: usize, j: usize) -> (&[f64], &[f64]) {
+        let depth = self.extents.depth as usize;
+        let key = self.first_key(row) + j;
+        (&self.q[row * depth..][..depth], &self.k[key * depth..][..depth])
+    }
+
+    /// The score before scale and masks.
+    pub fn raw(&self, row: usize, j: usize) -> f64 {
+        let (q, k) = self.pair(row, j);
+        q.iter().zip(k).map(|(x, y)| x * y).sum()
+    }
+
+    /// What the masks say of a key: what is added to its score, and whether it is seen.
+    pub fn masks(&self, row: usize, j: usize) -> (Option<(f64, DType)>, bool) {
+        let given = self.mask.map(|m| {
+            let at = row * self.extents.keys as usize + j;
+            let at = broadcast_index(m.shape(), &self.extents.scores(), at);
+            (m.f64_at(at), m.dtype())
+        });
+        let hidden = matches!(given, Some((x, DType::Bool)) if x == 0.0);
+        let query = row as u64 % self.extents.queries;
+        let seen = !hidden && self.attention.reaches(query, j as u64);
+        (given.filter(|(_, dtype)| *dtype != DType::Bool), seen)
+    }
+
+    /// The weights of all keys.
+    pub fn weights(&self, row: usize) -> Vec<f64> {
+        let masked = |j| {
+            let (added, seen) = self.masks(row, j);
+            self.attention.masked(self.raw(row, j), added, seen)
+        };
+        let mut weights: Vec<f64> = (0..self.extents.keys as usize).map(masked).collect();
+        softmax(&mut weights, self.attention.zero_unseeing);
+        weights
     }
 }
 

@@ -6,9 +6,11 @@
 //! - **Split**: `n (g c) s.., (g m) c w.. -> n (g m) p..`. Groups are parallel, `c` is a sum,
 //!   spatial dimensions stay whole. Linear in either operand.
 
+use super::conv_transpose::ConvTranspose;
+use super::conv_weight_grad::ConvWeightGrad;
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
-use super::{Build, OpDef, Work, WorkKind, expect_inputs, same_dtype, window};
+use super::{Build, OpDef, Vjp, Work, WorkKind, expect_inputs, same_dtype, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::scalar::ScalarFn;
@@ -196,6 +198,26 @@ impl OpDef for Conv {
             }
         }
         Ok(vec![floats(inputs[0].ty(), &shape, &y)?])
+    }
+
+    /// Of the input by the transposed convolution.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x, weight) = (v.gradient()?, v.inputs[0], v.inputs[1]);
+        let (tx, tw, out) = (v.shape(x), v.shape(weight), v.shape(g));
+        let mut gradients = vec![None, None];
+        if v.wants(0) {
+            let grouped = [&[self.groups, tw[0] / self.groups], &tw[1..]].concat();
+            let grouped = v.reshape(weight, grouped)?;
+            let extra = window::unreached(&tx[2..], &tw[2..], &out[2..], &self.window);
+            let op = ConvTranspose { window: self.window.clone(), extra };
+            gradients[0] = Some(v.push(op, &[g, grouped])?);
+        }
+        if v.wants(1) {
+            let (window, extents) = (self.window.clone(), tw[2..].to_vec());
+            let op = ConvWeightGrad { window, extents, groups: self.groups };
+            gradients[1] = Some(v.push(op, &[g, x])?);
+        }
+        Ok(gradients)
     }
 
     fn lower(&self) -> Kernel {

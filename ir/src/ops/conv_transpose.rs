@@ -9,11 +9,12 @@
 //! The weight's channels are taken apart into groups, so that a rank's part of it says how many
 //! groups the rank holds.
 
-use super::conv::{add_bias, groups, kernel};
+use super::conv::{Conv, add_bias, groups, kernel};
+use super::conv_weight_grad::ConvWeightGrad;
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
 use super::window::{self, AutoPad};
-use super::{Build, OpDef, Work, WorkKind, expect_inputs, same_dtype};
+use super::{Build, OpDef, Vjp, Work, WorkKind, expect_inputs, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
@@ -158,7 +159,8 @@ impl OpDef for ConvTranspose {
         let taps_extent = elements(extents) as usize;
         let ty = TensorType::new(inputs[0].dtype(), shape.clone());
         let mut y = vec![0.0; Tensor::zeros(ty)?.len()];
-        for q in 0..area {
+        // Without elements there may still be too many positions to loop over.
+        for q in 0..if x.is_empty() { 0 } else { area } {
             // What a window at `q` reads in a convolution is what `q` adds to here.
             let taps = window::taps(&unravel(q, spatial), out, extents, &self.window);
             for s in 0..tx[0] as usize {
@@ -177,8 +179,32 @@ impl OpDef for ConvTranspose {
         Ok(vec![floats(inputs[0].ty(), &shape, &y)?])
     }
 
+    /// Of the input by a convolution: the positions behind `extra` may make it longer. Of the weight as
+    /// that convolution's, with input and gradient in each other's place.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x, weight) = (v.gradient()?, v.inputs[0], v.inputs[1]);
+        let (tx, tw) = (v.shape(x), v.shape(weight));
+        let (window, groups) = (self.window.clone(), tw[0]);
+        let mut gradients = vec![None, None];
+        if v.wants(0) {
+            let flat = [&[tx[1]], &tw[2..]].concat();
+            let flat = v.reshape(weight, flat)?;
+            let mut dx = v.push(Conv { window: window.clone(), groups }, &[g, flat])?;
+            for (axis, &n) in tx.iter().enumerate().skip(2) {
+                dx = v.slice(dx, axis, 0, n)?;
+            }
+            gradients[0] = Some(dx);
+        }
+        if v.wants(1) {
+            let op = ConvWeightGrad { window, extents: tw[3..].to_vec(), groups };
+            let flat = v.push(op, &[x, g])?;
+            gradients[1] = Some(v.reshape(flat, tw)?);
+        }
+        Ok(gradients)
+    }
+
     fn lower(&self) -> Kernel {
-        Kernel::Reference { op: Box::new(self.clone().into()) }
+        Kernel::ConvTranspose(self.clone())
     }
 }
 

@@ -11,7 +11,9 @@ use super::decode::{Decoder, DecoderEntry};
 use super::equation::{LETTERS, distinct, parse};
 use super::lanes::floats;
 use super::matmul::MatMul;
-use super::{Build, OpDef, Work, WorkKind, same_dtype};
+use super::fill::Fill;
+use super::trilu::Trilu;
+use super::{Build, OpDef, Vjp, Work, WorkKind, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorId, FactorKind, FactorRule, ReduceKind, RuleBuilder};
@@ -37,23 +39,28 @@ const MAX_ITERATIONS: u64 = 1 << 32;
 fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
     let inputs = d.all_inputs()?;
     let equation = d.string_or("equation", "")?;
-    let types: Vec<TensorType> = inputs.iter().map(|&v| d.ty(v)).collect();
-    let ranks: Vec<usize> = types.iter().map(TensorType::rank).collect();
+    let ranks: Vec<usize> = inputs.iter().map(|&v| d.ty(v).rank()).collect();
     let op = parse(&equation, &ranks)?;
+    Ok(vec![contract(d, op, &inputs)?])
+}
+
+/// The contraction, as a matrix product or a sum and a permutation if it is one.
+fn contract(d: &mut impl Build, op: Einsum, inputs: &[ValueId]) -> Result<ValueId, OpError> {
+    let types: Vec<TensorType> = inputs.iter().map(|&v| d.ty(v)).collect();
     let extents = op.extents(&types.iter().map(|t| &t.shape[..]).collect::<Vec<_>>())?;
     let simple = op.inputs.iter().all(|s| distinct(s))
         && op.inputs.iter().zip(&types).all(|(letters, t)| {
             letters.bytes().zip(&t.shape).all(|(l, &n)| extents[usize::from(l)] == n)
         });
-    let result = match inputs[..] {
+    let result = match *inputs {
         [a, b] if simple => matrix_product(d, &op, a, b)?,
         [x] if simple => Some(sum_and_permute(d, &op, x)?),
         _ => None,
     };
-    Ok(vec![match result {
-        Some(result) => result,
-        None => d.push(op, &inputs)?,
-    }])
+    match result {
+        Some(result) => Ok(result),
+        None => d.push(op, inputs),
+    }
 }
 
 /// Where a letter stands.
@@ -62,7 +69,7 @@ fn position(letters: &str, letter: char) -> Option<usize> {
 }
 
 /// The sum over letters that the output lacks, then a permutation.
-fn sum_and_permute(d: &mut Decoder<'_>, op: &Einsum, x: ValueId) -> Result<ValueId, OpError> {
+fn sum_and_permute(d: &mut impl Build, op: &Einsum, x: ValueId) -> Result<ValueId, OpError> {
     let letters = &op.inputs[0];
     let summed: Vec<usize> =
         (0..letters.len()).filter(|&i| !op.output.contains(&letters[i..=i])).collect();
@@ -81,8 +88,8 @@ fn sum_and_permute(d: &mut Decoder<'_>, op: &Einsum, x: ValueId) -> Result<Value
 
 /// The contraction as a batched matrix product, if it has at most one row, one column and one
 /// summed letter.
-fn matrix_product(
-    d: &mut Decoder<'_>,
+fn matrix_product<B: Build>(
+    d: &mut B,
     op: &Einsum,
     a: ValueId,
     b: ValueId,
@@ -101,7 +108,7 @@ fn matrix_product(
         return Ok(None);
     }
     // Brings an operand to [batch.., rows, columns]; a letter that is missing has extent 1.
-    let arrange = |d: &mut Decoder<'_>, x: ValueId, letters: &str, tail: [&str; 2]| {
+    let arrange = |d: &mut B, x: ValueId, letters: &str, tail: [&str; 2]| {
         let order = [&batch, tail[0], tail[1]].concat();
         let perm: Vec<usize> = order.chars().filter_map(|l| position(letters, l)).collect();
         let x = d.transpose(x, &perm)?;
@@ -127,6 +134,14 @@ fn matrix_product(
     let product = d.reshape(product, shape)?;
     let perm: Vec<usize> = out.chars().filter_map(|l| position(&order, l)).collect();
     d.transpose(product, &perm).map(Some)
+}
+
+/// The identity matrix, of the element type of `like`.
+fn identity(v: &mut Vjp<'_>, n: u64, like: ValueId) -> Result<ValueId, OpError> {
+    let dtype = v.ty(like).dtype;
+    let ones = v.push(Fill { dtype, shape: vec![n, n], value: 1.0 }, &[])?;
+    let lower = v.push(Trilu { upper: false, k: 0 }, &[ones])?;
+    v.push(Trilu { upper: true, k: 0 }, &[lower])
 }
 
 impl Einsum {
@@ -167,6 +182,45 @@ impl Einsum {
             }
         }
         summed
+    }
+
+    /// The gradient with respect to an operand: the contraction of the others with the result's gradient. A
+    /// letter that stands twice in the operand takes the diagonal; one that stands nowhere else, or
+    /// with an extent of 1, was broadcast to it.
+    fn gradient(&self, v: &mut Vjp<'_>, g: ValueId, index: usize) -> Result<ValueId, OpError> {
+        let shape = v.shape(v.inputs[index]);
+        let (mut terms, mut operands) = (vec![self.output.clone()], vec![g]);
+        for (i, letters) in self.inputs.iter().enumerate().filter(|(i, _)| *i != index) {
+            terms.push(letters.clone());
+            operands.push(v.inputs[i]);
+        }
+        let used = self.inputs.concat();
+        let mut unused = LETTERS.chars().filter(|l| !used.contains(*l));
+        let mut wanted: Vec<Option<char>> = Vec::new();
+        for (letter, &n) in self.inputs[index].chars().zip(&shape) {
+            wanted.push(if n == 1 {
+                None
+            } else if wanted.contains(&Some(letter)) {
+                let second = unused.next().ok_or_else(|| OpError::NotDifferentiable {
+                    why: "its equation leaves no letter for a diagonal".into(),
+                })?;
+                operands.push(identity(v, n, g)?);
+                terms.push([letter, second].iter().collect());
+                Some(second)
+            } else {
+                Some(letter)
+            });
+        }
+        for letter in &mut wanted {
+            *letter = letter.filter(|l| terms.iter().any(|term| term.contains(*l)));
+        }
+        let op = Self { inputs: terms, output: wanted.iter().flatten().collect() };
+        let product = contract(v, op, &operands)?;
+        let mut extents = v.shape(product).into_iter();
+        let kept: Vec<u64> =
+            wanted.iter().map(|l| l.and_then(|_| extents.next()).unwrap_or(1)).collect();
+        let product = v.reshape(product, kept)?;
+        v.expand(product, shape)
     }
 
     fn sizes(letters: &str, extents: &[u64; 128]) -> Vec<u64> {
@@ -303,6 +357,15 @@ impl OpDef for Einsum {
             })
         };
         Ok(vec![Tensor::from_int(ty.clone(), sum)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        if !distinct(&self.output) {
+            return Err(OpError::NotDifferentiable { why: "its result repeats a letter".into() });
+        }
+        let g = v.gradient()?;
+        let of = |index| v.wants(index).then(|| self.gradient(v, g, index)).transpose();
+        (0..self.inputs.len()).map(of).collect()
     }
 
     fn lower(&self) -> Kernel {

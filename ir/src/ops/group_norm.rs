@@ -7,8 +7,9 @@
 //! - **Split**: samples and groups are parallel; the channels of a group and the positions stay whole.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::group_norm_grad::GroupNormGrad;
 use super::lanes::floats;
-use super::{Build, OpDef, Work, expect_inputs, factors, same_dtype};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
@@ -147,6 +148,12 @@ impl OpDef for GroupNorm {
             }
         }
         Ok(vec![floats(inputs[0].ty(), shape, &x)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let inputs = [v.gradient()?, v.inputs[0], v.inputs[1]];
+        let gradients = v.push_multi(GroupNormGrad { norm: self.clone() }, &inputs)?;
+        Ok(gradients.into_iter().map(Some).collect())
     }
 
     fn lower(&self) -> Kernel {

@@ -116,15 +116,18 @@ op_table! {
         matmul::MatMul,
         einsum::Einsum,
         attention::Attention,
+        attention_grad::AttentionGrad,
         mixture_of_experts::MixtureOfExperts,
         conv::Conv,
         conv_transpose::ConvTranspose,
+        conv_weight_grad::ConvWeightGrad,
         // Elementwise.
         map::Map,
         bit_cast::BitCast,
         fill::Fill,
         range::Range,
         uniform::Uniform,
+        dropout::Dropout,
         expand::Expand,
         trilu::Trilu,
         rotary_embedding::RotaryEmbedding,
@@ -139,8 +142,11 @@ op_table! {
         top_k::TopK,
         softmax::Softmax,
         normalize::Normalize,
+        normalize_grad::NormalizeGrad,
         group_norm::GroupNorm,
+        group_norm_grad::GroupNormGrad,
         pool::Pool,
+        pool_grad::PoolGrad,
         arg_pool::ArgPool,
         roi_align::RoiAlign,
         resize::Resize,
@@ -180,7 +186,6 @@ op_table! {
         constant,
         deform_conv,
         depth_space,
-        dropout,
         elementwise,
         embed_layer_norm,
         eye_like,
@@ -316,6 +321,19 @@ pub fn same_dtype(a: &TensorType, b: &TensorType) -> Result<DType, OpError> {
     } else {
         Err(OpError::TypeMismatch { lhs: a.dtype, rhs: b.dtype })
     }
+}
+
+/// Checks that a gradient has the type of the value that it is a gradient of.
+pub fn expect_gradient(gradient: &TensorType, value: &TensorType) -> Result<(), OpError> {
+    same_dtype(gradient, value)?;
+    if gradient.shape == value.shape {
+        return Ok(());
+    }
+    Err(OpError::ShapeMismatch {
+        lhs: gradient.shape.clone(),
+        rhs: value.shape.clone(),
+        why: "a gradient has the extents of its value",
+    })
 }
 
 /// The shape that two shapes broadcast to (ONNX multidirectional broadcasting).

@@ -10,7 +10,8 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
-use super::{Build, OpDef, Work, broadcast, factors, same_dtype};
+use super::normalize_grad::NormalizeGrad;
+use super::{Build, OpDef, Vjp, Work, broadcast, factors, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;
@@ -200,6 +201,13 @@ impl OpDef for Normalize {
             }
         }
         Ok(vec![floats(inputs[0].ty(), inputs[0].shape(), &x)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let inputs = [v.gradient()?, v.inputs[0], v.inputs[1]];
+        let bias = v.inputs.len() > 2;
+        let gradients = v.push_multi(NormalizeGrad { norm: self.clone(), bias }, &inputs)?;
+        Ok(gradients.into_iter().map(Some).collect())
     }
 
     fn lower(&self) -> Kernel {

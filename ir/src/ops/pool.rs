@@ -8,8 +8,9 @@
 
 use super::arg_pool::ArgPool;
 use super::decode::{Decoder, DecoderEntry, ResultType};
+use super::pool_grad::PoolGrad;
 use super::reduce::neutral;
-use super::{Build, OpDef, Work, expect_inputs, window};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, PoolKind, Window};
 use crate::scalar::ScalarFn;
@@ -84,17 +85,16 @@ impl Pool {
         Ok([&x[..2], &spatial].concat())
     }
 
-    /// The elements of a result of type `ty`: `f` of the indices that each window covers in an input
-    /// of these extents, and of how many elements a mean divides by.
-    pub(super) fn combine<T: Clone + Default>(
+    /// Calls `f` for each element of a result of extents `to` with its index, the indices that its window
+    /// covers in an input of extents `from`, and how many elements a mean divides by.
+    pub(super) fn for_each_window(
         &self,
         from: &[u64],
-        ty: &TensorType,
-        f: impl Fn(&mut dyn Iterator<Item = usize>, f64) -> T,
-    ) -> Result<Vec<T>, EvalError> {
-        let (spatial, out) = (&from[2..], &ty.shape[2..]);
+        to: &[u64],
+        mut f: impl FnMut(usize, &mut dyn Iterator<Item = usize>, f64),
+    ) {
+        let (spatial, out) = (&from[2..], &to[2..]);
         let (positions, area) = (elements(out) as usize, elements(spatial) as usize);
-        let mut y = vec![T::default(); Tensor::zeros(ty.clone())?.len()];
         let planes = elements(&from[..2]) as usize;
         for p in 0..if planes > 0 { positions } else { 0 } {
             let at = unravel(p, out);
@@ -106,10 +106,22 @@ impl Pool {
                 PoolKind::Max | PoolKind::Average => taps.len() as f64,
             };
             for plane in 0..planes {
-                y[plane * positions + p] =
-                    f(&mut taps.iter().map(|&(_, i)| plane * area + i), count);
+                let mut window = taps.iter().map(|&(_, i)| plane * area + i);
+                f(plane * positions + p, &mut window, count);
             }
         }
+    }
+
+    /// The elements of a result of type `ty`, each of its window and of how many elements a mean divides
+    /// by.
+    pub(super) fn combine<T: Clone + Default>(
+        &self,
+        from: &[u64],
+        ty: &TensorType,
+        f: impl Fn(&mut dyn Iterator<Item = usize>, f64) -> T,
+    ) -> Result<Vec<T>, EvalError> {
+        let mut y = vec![T::default(); Tensor::zeros(ty.clone())?.len()];
+        self.for_each_window(from, &ty.shape, |i, window, count| y[i] = f(window, count));
         Ok(y)
     }
 }
@@ -176,6 +188,15 @@ impl OpDef for Pool {
             })?;
             Tensor::from_int(ty, |i| y[i])?
         }])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (mut inputs, x) = (vec![v.gradient()?], v.inputs[0]);
+        if self.kind == PoolKind::Max {
+            inputs.push(x);
+        }
+        let spatial = v.shape(x)[2..].to_vec();
+        Ok(vec![Some(v.push(PoolGrad { pool: self.clone(), spatial }, &inputs)?)])
     }
 
     fn lower(&self) -> Kernel {

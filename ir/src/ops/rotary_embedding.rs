@@ -6,6 +6,7 @@
 //!   `x₁ cos - x₂ sin`, `x₂ cos + x₁ sin`. A pair is one element of each half, or two neighbours if
 //!   interleaved. Cosines and sines broadcast to x, except that their last extent is that of x (one an
 //!   element) or half of it (one a pair).
+//!   No gradient flows into cosines and sines: they hold positions.
 //! - **Split**: the last dimension stays whole, the others are parallel.
 
 use super::concat::Concat;
@@ -13,7 +14,8 @@ use super::decode::{Attribute, Decoder, DecoderEntry};
 use super::fused_attention::refuse;
 use super::gather::Gather;
 use super::lanes::floats;
-use super::{Build, OpDef, Work, broadcast, broadcast_index, expect_inputs, factors, heads, range, same_dtype,};
+use super::slice::{Cut, Slice};
+use super::{Build, OpDef, Vjp, Work, broadcast, broadcast_index, expect_inputs, factors, heads, range, same_dtype,};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;
@@ -197,6 +199,23 @@ impl RotaryEmbedding {
     }
 }
 
+impl RotaryEmbedding {
+    /// Exchanges the angles of the elements of each pair, if each has its own.
+    fn exchange(&self, v: &mut Vjp<'_>, angles: ValueId, n: u64) -> Result<ValueId, OpError> {
+        let shape = v.shape(angles);
+        let Some((_, outer)) = shape.split_last().filter(|(m, _)| **m == n) else {
+            return Ok(angles);
+        };
+        let (pairs, axis) =
+            if self.interleaved { ([n / 2, 2], outer.len() + 1) } else { ([2, n / 2], outer.len()) };
+        let apart = v.reshape(angles, [outer, &pairs].concat())?;
+        let mut cuts = vec![None; outer.len() + 2];
+        cuts[axis] = Some(Cut { start: 1, step: -1, extent: 2 });
+        let exchanged = v.push(Slice { cuts }, &[apart])?;
+        v.reshape(exchanged, shape)
+    }
+}
+
 impl OpDef for RotaryEmbedding {
     fn infer(
         &self,
@@ -266,6 +285,21 @@ impl OpDef for RotaryEmbedding {
             })
             .collect();
         Ok(vec![floats(inputs[0].ty(), shape, &rotated)?])
+    }
+
+    /// The rotation by the negative angle. Where the elements of a pair have their own sines, each takes
+    /// that of the other, which its gradient came through.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, cos, sin) = (v.gradient()?, v.inputs[1], v.inputs[2]);
+        let n = v.shape(g).last().copied().unwrap_or(0);
+        let dx = if v.wants(0) {
+            let sin = self.exchange(v, sin, n)?;
+            let back = v.map(F::Neg, &[sin])?;
+            Some(v.push(self.clone(), &[g, cos, back])?)
+        } else {
+            None
+        };
+        Ok(vec![dx, None, None])
     }
 
     fn lower(&self) -> Kernel {

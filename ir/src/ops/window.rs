@@ -166,6 +166,19 @@ pub fn transposed_output(
     (0..rank).map(extent).collect()
 }
 
+/// How many positions of the padded input no window reaches, behind those that some do: the `extra` with
+/// which a transposed convolution of `out` makes an input of these extents.
+pub fn unreached(spatial: &[u64], extents: &[u64], out: &[u64], window: &Window) -> Vec<u64> {
+    let behind = |i: usize| {
+        let padded =
+            u128::from(spatial[i]) + u128::from(window.before[i]) + u128::from(window.after[i]);
+        let last = u128::from(window.strides[i]) * u128::from(out[i].saturating_sub(1));
+        let reached = last + reach(extents[i], window.dilations[i]);
+        u64::try_from(padded.saturating_sub(reached)).unwrap_or(u64::MAX)
+    };
+    (0..spatial.len()).map(behind).collect()
+}
+
 /// The elements of a window that lie inside the input: pairs of their index in the window and in
 /// the input, both row-major. `at` is the output position.
 pub fn taps(

@@ -6,7 +6,13 @@
 
 use crate::ops::Op;
 use crate::ops::attention::Attention;
+use crate::ops::attention_grad::AttentionGrad;
+use crate::ops::conv_transpose::ConvTranspose;
+use crate::ops::conv_weight_grad::ConvWeightGrad;
+use crate::ops::dropout::Dropout;
 use crate::ops::mixture_of_experts::MixtureOfExperts;
+use crate::ops::normalize_grad::NormalizeGrad;
+use crate::ops::pool_grad::PoolGrad;
 use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use serde::{Deserialize, Serialize};
@@ -90,9 +96,13 @@ pub enum Kernel {
         /// RMS instead of layer norm.
         rms: bool,
     },
+    /// The gradient of a normalisation; see the op. One result for x, scale, and bias if there is one.
+    NormalizeGrad(NormalizeGrad),
     /// Scaled dot-product attention; see the op. Under a split of queries, causality counts from the
     /// position of the rank's first query.
     Attention(Attention),
+    /// The gradient of attention; see the op. One result each for q, k and v. Causality counts as above.
+    AttentionGrad(AttentionGrad),
     /// A layer of experts; see the op. Indices are global; experts outside the local part of the weights
     /// yield 0, so that experts split over ranks give partial sums.
     MixtureOfExperts(MixtureOfExperts),
@@ -109,6 +119,11 @@ pub enum Kernel {
         /// number of groups is local input channels / weight's second extent.
         groups: u64,
     },
+    /// Transposed convolution; see the op. The local number of groups is the weight's first extent.
+    ConvTranspose(ConvTranspose),
+    /// The gradient of a convolution by its weight; see the op. The local number of groups is local input
+    /// channels / result's second extent.
+    ConvWeightGrad(ConvWeightGrad),
     /// Pooling over `[N, C, spatial..]`.
     Pool {
         /// How elements combine.
@@ -118,6 +133,10 @@ pub enum Kernel {
         /// Strides, padding, dilation.
         window: Window,
     },
+    /// The gradient of pooling; see the op.
+    PoolGrad(PoolGrad),
+    /// Dropout; see the op. Which elements are dropped follows from their global indices.
+    Dropout(Dropout),
     /// Local response normalisation across channels of `[N, C, ..]`.
     Lrn {
         /// Window, in channels.

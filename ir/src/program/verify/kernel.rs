@@ -9,6 +9,7 @@ use crate::OpError;
 use crate::graph::TensorType;
 use crate::ops::concat::Concat;
 use crate::ops::conv::Conv;
+use crate::ops::conv_weight_grad::ConvWeightGrad;
 use crate::ops::gather::Gather;
 use crate::ops::gather_nd::GatherNd;
 use crate::ops::lrn::Lrn;
@@ -111,12 +112,26 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         Kernel::Normalize { axis, epsilon, rms } => {
             Normalize { axis: *axis, epsilon: *epsilon, rms: *rms }.into()
         }
+        Kernel::NormalizeGrad(op) => op.clone().into(),
         Kernel::Attention(attention) => attention.clone().into(),
+        Kernel::AttentionGrad(op) => op.clone().into(),
         Kernel::MixtureOfExperts(layer) => layer.clone().into(),
         Kernel::RotaryEmbedding { interleaved } => {
             RotaryEmbedding { interleaved: *interleaved }.into()
         }
         Kernel::Conv { window, .. } => return conv(window, inputs, outputs),
+        Kernel::ConvTranspose(op) => {
+            check_window(&op.window)?;
+            in_range(op.extra.iter().copied())?;
+            op.clone().into()
+        }
+        Kernel::ConvWeightGrad(op) => return conv_weight_grad(op, inputs, outputs),
+        Kernel::PoolGrad(op) => {
+            check_window(&op.pool.window)?;
+            in_range(op.pool.extents.iter().copied())?;
+            op.clone().into()
+        }
+        Kernel::Dropout(op) => op.clone().into(),
         Kernel::Pool { kind, extents, window } => {
             check_window(window)?;
             in_range(extents.iter().copied())?;
@@ -203,6 +218,28 @@ fn conv(window: &Window, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
     }
     let op = Op::from(Conv { window: window.clone(), groups });
     expect(&op.infer(&[x, weight], &[None, None])?, outputs)
+}
+
+/// The gradient of a convolution's weight, of as many groups as the local channels say.
+fn conv_weight_grad(
+    op: &ConvWeightGrad,
+    inputs: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<(), OpError> {
+    check_window(&op.window)?;
+    in_range(op.extents.iter().copied())?;
+    expect_inputs(inputs, 2)?;
+    let (g, mut x) = (inputs[0].clone(), inputs[1].clone());
+    let (Some(&m), Some(channels)) = (g.shape.get(1), x.shape.get_mut(1)) else {
+        return Err(OpError::Rank { index: 1, found: x.rank(), expected: "3 to 5".into() });
+    };
+    let in_group = outputs.first().and_then(|t| t.shape.get(1)).copied().unwrap_or(0);
+    let groups = channels.checked_div(in_group).unwrap_or(0).max(1);
+    if *channels == 0 && m == 0 {
+        *channels = in_group; // a rank without groups
+    }
+    let op = Op::from(ConvWeightGrad { groups, ..op.clone() });
+    expect(&op.infer(&[g, x], &[None, None])?, outputs)
 }
 
 fn check_window(w: &Window) -> Result<(), OpError> {

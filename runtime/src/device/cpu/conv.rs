@@ -24,43 +24,19 @@ pub fn run(
     weight: &In<'_>,
     out: &mut Out<'_>,
 ) -> Result<(), KernelError> {
-    let mismatch = |why: &str| {
-        let why = format!("{why}: {:?} * {:?} to {:?}", x.shape(), weight.shape(), out.shape());
-        KernelError::Operands { kernel: "conv", why }
-    };
-    let ([n, c, input @ ..], [m, per_group, extents @ ..], [on, om, output @ ..]) =
-        (x.shape(), weight.shape(), out.shape())
-    else {
-        return Err(mismatch("fewer than two dimensions"));
-    };
-    let sweep = Sweep::new("conv", input, extents, output, window)?;
-    // Without input channels the sum over them is empty, whatever the groups.
-    let groups = c.checked_div(*per_group).unwrap_or(1);
-    if n != on
-        || m != om
-        || groups * per_group != *c
-        || (*m > 0 && (groups == 0 || m % groups != 0))
-    {
-        return Err(mismatch("channels do not fit"));
-    }
-    let kernel = Conv {
-        batch: *n as usize,
-        groups: groups as usize,
-        inputs: *per_group as usize,
-        outputs: m.checked_div(groups).unwrap_or(0) as usize,
-        sweep,
-    };
+    let kernel = Conv::new(window, x.shape(), weight.shape(), out.shape())?;
     widen::run(&kernel, &[*x, *weight], out)
 }
 
-struct Conv {
-    batch: usize,
-    groups: usize,
+/// Extents of a convolution.
+pub(super) struct Conv {
+    pub batch: usize,
+    pub groups: usize,
     /// Input channels of a group.
-    inputs: usize,
+    pub inputs: usize,
     /// Output channels of a group.
-    outputs: usize,
-    sweep: Sweep,
+    pub outputs: usize,
+    pub sweep: Sweep,
 }
 
 impl RealKernel for Conv {
@@ -86,8 +62,48 @@ impl RealKernel for Conv {
 }
 
 impl Conv {
+    /// The convolution of operands of these extents.
+    pub fn new(
+        window: &Window,
+        x: &[u64],
+        weight: &[u64],
+        out: &[u64],
+    ) -> Result<Self, KernelError> {
+        let mismatch = |why: &str| {
+            let why = format!("{why}: {x:?} * {weight:?} to {out:?}");
+            KernelError::Operands { kernel: "conv", why }
+        };
+        let ([n, c, input @ ..], [m, per_group, extents @ ..], [on, om, output @ ..]) =
+            (x, weight, out)
+        else {
+            return Err(mismatch("fewer than two dimensions"));
+        };
+        let sweep = Sweep::new("conv", input, extents, output, window)?;
+        // Without input channels the sum over them is empty, whatever the groups.
+        let groups = c.checked_div(*per_group).unwrap_or(1);
+        if n != on
+            || m != om
+            || groups * per_group != *c
+            || (*m > 0 && (groups == 0 || m % groups != 0))
+        {
+            return Err(mismatch("channels do not fit"));
+        }
+        Ok(Self {
+            batch: *n as usize,
+            groups: groups as usize,
+            inputs: *per_group as usize,
+            outputs: m.checked_div(groups).unwrap_or(0) as usize,
+            sweep,
+        })
+    }
+
+    /// How many columns of `k` elements a block has.
+    pub fn block(&self, k: usize) -> usize {
+        (BLOCK_ELEMENTS / k.max(1)).max(FEW_COLUMNS).min(self.sweep.positions())
+    }
+
     /// Where an image's channels of a group begin in the input, and in the output.
-    fn starts(&self, image: usize, group: usize) -> (usize, usize) {
+    pub fn starts(&self, image: usize, group: usize) -> (usize, usize) {
         let i = image * self.groups + group;
         let channel: usize = self.sweep.input.iter().product();
         (i * self.inputs * channel, i * self.outputs * self.sweep.positions())
@@ -118,7 +134,7 @@ impl Conv {
         if positions == 0 {
             return;
         }
-        let block = (BLOCK_ELEMENTS / k.max(1)).max(FEW_COLUMNS).min(positions);
+        let block = self.block(k);
         let together = if block < positions { 1 } else { FEW_COLUMNS.div_ceil(positions) };
         let (mut columns, mut results) = (Vec::new(), Vec::new());
         for begin in (0..positions).step_by(block) {
@@ -154,7 +170,7 @@ impl Conv {
 
     /// Writes the input elements of an image under the window, a row for each channel and window
     /// element, from column `at` on, which is output position `begin`.
-    fn fill_columns<T: Real>(
+    pub fn fill_columns<T: Real>(
         &self,
         runs: &[Vec<Run>],
         x: &[T],

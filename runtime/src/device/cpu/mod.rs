@@ -6,7 +6,11 @@
 //! their kernel.
 
 mod attention;
+mod attention_grad;
 mod conv;
+mod conv_transpose;
+mod conv_weight_grad;
+mod dropout;
 mod elementary;
 mod experts;
 mod gather;
@@ -17,8 +21,10 @@ mod lrn;
 mod map;
 mod matmul;
 mod normalize;
+mod normalize_grad;
 mod operand;
 mod pool;
+mod pool_grad;
 mod reduce;
 pub mod reference;
 mod rotary;
@@ -43,6 +49,9 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         let results = reference::evaluate(op, &inputs, outputs.len())?;
         let mut pairs = results.iter().zip(outputs);
         return pairs.try_for_each(|(result, out)| reference::store(op, result, out));
+    }
+    if let Kernel::AttentionGrad(_) | Kernel::NormalizeGrad(_) = kernel {
+        return run_all(kernel, inputs, outputs);
     }
     let [out] = outputs else {
         return Err(KernelError::Operands {
@@ -84,6 +93,10 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
             rotary::run(*interleaved, x, cos, sin, out)
         }
         (Kernel::Conv { window, .. }, [x, weight]) => conv::run(window, x, weight, out),
+        (Kernel::ConvTranspose(op), [x, weight]) => conv_transpose::run(&op.window, x, weight, out),
+        (Kernel::ConvWeightGrad(op), [g, x]) => conv_weight_grad::run(&op.window, g, x, out),
+        (Kernel::PoolGrad(op), _) => pool_grad::run(op, inputs, out),
+        (Kernel::Dropout(op), [x, step]) => dropout::run(op, x, step, out),
         (Kernel::Pool { kind, extents, window }, [x]) => pool::run(*kind, extents, window, x, out),
         (Kernel::Lrn { size, alpha, beta, bias }, [x]) => {
             lrn::run(*size, *alpha, *beta, *bias, x, out)
@@ -92,11 +105,30 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         (Kernel::GatherNd { batch_dims }, [data, indices]) => {
             gather::gather_nd(*batch_dims, data, indices, out)
         }
-        _ => Err(KernelError::Operands {
-            kernel: kernel_name(kernel),
-            why: format!("{} operands", inputs.len()),
-        }),
+        _ => Err(mismatch(kernel, inputs)),
     }
+}
+
+/// Runs a kernel that has several results.
+fn run_all(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Result<(), KernelError> {
+    if outputs.iter().all(|out| out.bytes.is_empty()) {
+        return Ok(()); // as above
+    }
+    match (kernel, inputs) {
+        (Kernel::AttentionGrad(op), [g, q, k, v]) => {
+            attention_grad::run(&op.attention, g, [q, k, v], None, outputs)
+        }
+        (Kernel::AttentionGrad(op), [g, q, k, v, mask]) => {
+            attention_grad::run(&op.attention, g, [q, k, v], Some(mask), outputs)
+        }
+        (Kernel::NormalizeGrad(op), [g, x, scale]) => normalize_grad::run(op, g, x, scale, outputs),
+        _ => Err(mismatch(kernel, inputs)),
+    }
+}
+
+fn mismatch(kernel: &Kernel, inputs: &[In<'_>]) -> KernelError {
+    let why = format!("{} operands", inputs.len());
+    KernelError::Operands { kernel: kernel_name(kernel), why }
 }
 
 fn kernel_name(kernel: &Kernel) -> &'static str {
@@ -112,11 +144,17 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Reduce { .. } => "reduce",
         Kernel::Softmax { .. } => "softmax",
         Kernel::Normalize { .. } => "normalize",
+        Kernel::NormalizeGrad(_) => "normalize_grad",
         Kernel::Attention(_) => "attention",
+        Kernel::AttentionGrad(_) => "attention_grad",
         Kernel::MixtureOfExperts(_) => "mixture_of_experts",
         Kernel::RotaryEmbedding { .. } => "rotary_embedding",
         Kernel::Conv { .. } => "conv",
+        Kernel::ConvTranspose(_) => "conv_transpose",
+        Kernel::ConvWeightGrad(_) => "conv_weight_grad",
         Kernel::Pool { .. } => "pool",
+        Kernel::PoolGrad(_) => "pool_grad",
+        Kernel::Dropout(_) => "dropout",
         Kernel::Lrn { .. } => "lrn",
         Kernel::Gather { .. } => "gather",
         Kernel::GatherNd { .. } => "gather_nd",

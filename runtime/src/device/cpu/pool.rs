@@ -23,20 +23,10 @@ pub fn run(
         return Err(mismatch(format!("{} to {}", x.local.ty, out.local.ty)));
     }
     let sweep = Sweep::new("pool", input, extents, output, window)?;
-    let average = kind != PoolKind::Max;
-    if average && !x.dtype().is_float() {
+    let counts = counts(kind, &sweep, window);
+    if counts.is_some() && !x.dtype().is_float() {
         return Err(KernelError::Type { kernel: "average pool", dtype: x.dtype() });
     }
-    // What each output position's sum is divided by.
-    let counts = average.then(|| {
-        let counted =
-            if kind == PoolKind::Average { sweep.clone() } else { sweep.over_padded(window) };
-        let mut counts = vec![0u64; sweep.positions()];
-        for r in counted.runs(&(0..sweep.positions())).iter().flatten() {
-            counts[r.output..r.output + r.len].iter_mut().for_each(|c| *c += 1);
-        }
-        counts
-    });
     with_elem!(out.dtype(), T => {
         let (x, out) = (x.elements::<T>(), out.elements::<T>());
         match &counts {
@@ -56,6 +46,20 @@ pub fn run(
         }
     });
     Ok(())
+}
+
+/// What the sum at each output position is divided by; nothing for maxima.
+pub(super) fn counts(kind: PoolKind, sweep: &Sweep, window: &Window) -> Option<Vec<u64>> {
+    let counted = match kind {
+        PoolKind::Max => return None,
+        PoolKind::Average => sweep.clone(),
+        PoolKind::AverageWithPadding => sweep.over_padded(window),
+    };
+    let mut counts = vec![0u64; sweep.positions()];
+    for r in counted.runs(&(0..sweep.positions())).iter().flatten() {
+        counts[r.output..r.output + r.len].iter_mut().for_each(|c| *c += 1);
+    }
+    Some(counts)
 }
 
 /// Combines the elements under the window at each position, beginning with `neutral`; `finish(p, a)` is

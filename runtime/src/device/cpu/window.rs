@@ -38,6 +38,11 @@ impl Run {
             && self.stride == next.stride
     }
 
+    /// The same, output positions numbered from `begin` on.
+    pub const fn shifted(self, begin: usize) -> Self {
+        Self { output: self.output - begin, ..self }
+    }
+
     /// Calls `f(y, x)` for each output position of the run and the input element that it reads.
     #[inline]
     pub fn for_each<X: Copy, Y>(&self, x: &[X], out: &mut [Y], mut f: impl FnMut(&mut Y, X)) {
@@ -47,6 +52,18 @@ impl Run {
             out.iter_mut().zip(x).for_each(|(y, &x)| f(y, x));
         } else {
             out.iter_mut().zip(x.iter().step_by(self.stride)).for_each(|(y, &x)| f(y, x));
+        }
+    }
+
+    /// Calls `f(x, y)` for each input element of the run and the output position that reads it.
+    #[inline]
+    pub fn for_each_mut<X, Y: Copy>(&self, y: &[Y], x: &mut [X], mut f: impl FnMut(&mut X, Y)) {
+        let y = &y[self.output..][..self.len];
+        let x = &mut x[self.input..];
+        if self.stride == 1 {
+            x.iter_mut().zip(y).for_each(|(x, &y)| f(x, y));
+        } else {
+            x.iter_mut().step_by(self.stride).zip(y).for_each(|(x, &y)| f(x, y));
         }
     }
 }
