@@ -1,5 +1,7 @@
 //! One or more applications of every op, small and with extents that do not divide evenly.
 
+mod gradients;
+
 use crate::random::Random;
 use planc_ir::ops::Op;
 use planc_ir::ops::arg_pool::ArgPool;
@@ -285,6 +287,7 @@ pub fn all() -> Vec<Sample> {
     }
     vision(&mut add, &mut x);
     sequences(&mut add, &mut x);
+    gradients::add(&mut add, &mut x);
     samples
 }
 

@@ -6,6 +6,7 @@ mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod experts;
+mod gradients;
 
 use common::numbers;
 use planc_ir::dtype::ALL;
@@ -37,16 +38,29 @@ use planc_runtime::device::bytes::AlignedBytes;
 use planc_runtime::device::cpu::{In, Out, run};
 use planc_runtime::region;
 
-/// Runs a kernel on parts of tensors.
+/// Runs a kernel of one result on parts of tensors.
 fn run_on(kernel: &Kernel, inputs: &[(Local, Tensor)], out: &Local) -> Result<Tensor, KernelError> {
+    run_all_on(kernel, inputs, std::slice::from_ref(out)).map(|mut results| results.remove(0))
+}
+
+/// Runs a kernel on parts of tensors.
+fn run_all_on(
+    kernel: &Kernel,
+    inputs: &[(Local, Tensor)],
+    outs: &[Local],
+) -> Result<Vec<Tensor>, KernelError> {
     let bytes: Vec<AlignedBytes> =
         inputs.iter().map(|(_, t)| AlignedBytes::copy_of(&t.to_bytes()).unwrap()).collect();
     let inputs: Vec<In<'_>> =
         inputs.iter().zip(&bytes).map(|((local, _), bytes)| In { local, bytes }).collect();
-    let mut result = AlignedBytes::zeroed(out.ty.bytes()).unwrap();
-    result.fill(0xA5); // what was there before must not matter
-    run(kernel, &inputs, &mut [Out { local: out, bytes: &mut result }])?;
-    Ok(Tensor::from_bytes(out.ty.clone(), &result).unwrap())
+    let mut results: Vec<AlignedBytes> =
+        outs.iter().map(|out| AlignedBytes::zeroed(out.ty.bytes()).unwrap()).collect();
+    results.iter_mut().for_each(|r| r.fill(0xA5)); // what was there before must not matter
+    let mut operands: Vec<Out<'_>> =
+        outs.iter().zip(&mut results).map(|(local, bytes)| Out { local, bytes }).collect();
+    run(kernel, &inputs, &mut operands)?;
+    let tensors = outs.iter().zip(&results);
+    Ok(tensors.map(|(out, bytes)| Tensor::from_bytes(out.ty.clone(), bytes).unwrap()).collect())
 }
 
 /// How far results may lie from the reference, relative to the largest magnitude that took part.
@@ -74,19 +88,25 @@ fn assert_close(got: &Tensor, want: &Tensor, what: &str) {
     }
 }
 
-/// The op and its kernel agree on these inputs: on the result, or on the error.
+/// The op and its kernel agree on these inputs: on the results, or on the error.
 fn check(op: impl Into<Op>, inputs: &[Tensor]) {
     let op = op.into();
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
     let what = format!("{op:?} of {types:?}");
     let consts: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
-    let out = op.infer(&types, &consts).unwrap_or_else(|e| panic!("{what}: {e}")).remove(0);
+    let outs = op.infer(&types, &consts).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let outs: Vec<Local> = outs.iter().map(region::whole).collect();
     let want = op.eval(&inputs.iter().collect::<Vec<_>>());
     let parts: Vec<(Local, Tensor)> =
         inputs.iter().map(|t| (region::whole(t.ty()), t.clone())).collect();
-    let got = run_on(&op.lower(), &parts, &region::whole(&out));
+    let got = run_all_on(&op.lower(), &parts, &outs);
     match (got, want) {
-        (Ok(got), Ok(want)) => assert_close(&got, &want[0], &what),
+        (Ok(got), Ok(want)) => {
+            assert_eq!(got.len(), want.len(), "{what}");
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_close(got, want, &format!("{what}: result {i}"));
+            }
+        }
         (Err(_), Err(_)) => {}
         (got, want) => panic!("{what}: {got:?}, expected {want:?}"),
     }
