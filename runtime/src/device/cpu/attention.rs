@@ -33,10 +33,15 @@ struct Mask<'a> {
 }
 
 impl Mask<'_> {
+    /// The first element for one query, and the distance of those that follow.
+    const fn place(&self, batch: usize, head: usize, query: usize) -> (usize, usize) {
+        let [b, h, q, k] = self.strides;
+        (b * batch + h * head + q * query, k)
+    }
+
     /// The elements for one query.
     fn row(&self, batch: usize, head: usize, query: usize, into: &mut [f64]) {
-        let [b, h, q, k] = self.strides;
-        let first = b * batch + h * head + q * query;
+        let (first, k) = self.place(batch, head, query);
         with_elem!(self.mask.dtype(), T => {
             let elements = self.mask.elements::<T>();
             for (j, x) in into.iter_mut().enumerate() {
@@ -170,6 +175,11 @@ impl RealKernel for Heads<'_> {
 }
 
 impl Heads<'_> {
+    /// The first element of the mask for a query of a head, and the distance of those that follow.
+    pub fn mask_place(&self, head: usize, query: usize) -> Option<(usize, usize)> {
+        self.mask.as_ref().map(|m| m.place(head / self.heads, head % self.heads, query))
+    }
+
     /// One query of a head, with its part of the mask in `mask`.
     pub fn row<'r>(&'r self, head: usize, query: usize, mask: &'r mut [f64]) -> Row<'r> {
         let dtype = self.mask.as_ref().map(|m| {
