@@ -21,7 +21,7 @@ pub fn run(
     mask: Option<&In<'_>>,
     out: &mut Out<'_>,
 ) -> Result<(), KernelError> {
-    let kernel = Heads::new(attention, qkv, mask, out.shape())?;
+    let kernel = Applied::new(attention, qkv, mask, out.shape())?;
     widen::run(&kernel, &qkv.map(|x| *x), out)
 }
 
@@ -51,8 +51,8 @@ impl Mask<'_> {
     }
 }
 
-/// An attention on operands of these extents.
-pub(super) struct Heads<'a> {
+/// An attention applied to operands.
+pub(super) struct Applied<'a> {
     pub attention: &'a Attention,
     mask: Option<Mask<'a>>,
     pub batch: usize,
@@ -67,7 +67,7 @@ pub(super) struct Heads<'a> {
     first_query: u64,
 }
 
-impl<'a> Heads<'a> {
+impl<'a> Applied<'a> {
     /// The attention of these operands to a result of this shape.
     pub fn new(
         attention: &'a Attention,
@@ -148,7 +148,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-impl RealKernel for Heads<'_> {
+impl RealKernel for Applied<'_> {
     const NAME: &'static str = "attention";
 
     fn compute<T: Real>(&self, inputs: &[Cow<'_, [T]>], out: &mut [T]) -> Result<(), KernelError> {
@@ -174,7 +174,7 @@ impl RealKernel for Heads<'_> {
     }
 }
 
-impl Heads<'_> {
+impl Applied<'_> {
     /// The first element of the mask for a query of a head, and the distance of those that follow.
     pub fn mask_place(&self, head: usize, query: usize) -> Option<(usize, usize)> {
         self.mask.as_ref().map(|m| m.place(head / self.heads, head % self.heads, query))

@@ -1,7 +1,7 @@
 //! The gradient of attention, a few queries of one head at a time. The weights are computed again, so
 //! that only the scores of these queries are held.
 
-use super::attention::Heads;
+use super::attention::Applied;
 use super::gemm::Product;
 use super::operand::{In, Out};
 use super::widen::{self, Real, RealKernels};
@@ -25,12 +25,12 @@ pub fn run(
         let why = "the results have not the extents of the operands".to_string();
         return Err(KernelError::Operands { kernel: "attention_grad", why });
     }
-    let heads = Heads::new(attention, qkv, mask, g.shape())?;
+    let applied = Applied::new(attention, qkv, mask, g.shape())?;
     let [q, k, v] = qkv.map(|x| *x);
-    widen::run_all(&Gradient(heads), &[*g, q, k, v], outs)
+    widen::run_all(&Gradient(applied), &[*g, q, k, v], outs)
 }
 
-struct Gradient<'a>(Heads<'a>);
+struct Gradient<'a>(Applied<'a>);
 
 /// Buffers of one block of queries.
 struct Block<T> {
@@ -55,10 +55,15 @@ impl RealKernels for Gradient<'_> {
         outs: &mut [&mut [T]],
     ) -> Result<(), KernelError> {
         let (g, q, k, v) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        for out in &mut *outs {
+            out.fill(T::default());
+        }
+        if g.is_empty() {
+            return Ok(()); // there may be too many keys to hold scores of
+        }
         let [dq, dk, dv, dmask @ ..] = outs else { return Ok(()) };
         let h = &self.0;
         let (keys, depth, width) = (h.keys, h.depth, h.width);
-        [&mut **dq, dk, dv].into_iter().for_each(|d| d.fill(T::default()));
         let zeros = |n: usize| vec![T::default(); n];
         let scores = h.block_scores();
         let mut b = Block {
