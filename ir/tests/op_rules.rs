@@ -100,7 +100,7 @@ fn evaluate_part(
         Op::Reshape(ops::reshape::Reshape { shape })
         | Op::Expand(ops::expand::Expand { shape })
         | Op::Fill(ops::fill::Fill { shape, .. }) => *shape = out.to_vec(),
-        Op::Attention(attention) | Op::AttentionGrad(AttentionGrad { attention }) => {
+        Op::Attention(attention) | Op::AttentionGrad(AttentionGrad { attention, .. }) => {
             attention.causal = attention.causal.map(|offset| offset + first_query as i64);
         }
         Op::ConvWeightGrad(_) if out.contains(&0) => {

@@ -363,12 +363,13 @@ impl<'a> Importer<'a> {
         }
         let value = item.node.attribute.iter().find(|a| a.name() == "value");
         let Some(tensor) = value.and_then(|a| a.t.as_deref()) else { return Ok(None) };
-        let (ty, def) = self.files.tensor(tensor, false).map_err(|source| ImportError::Attribute {
-            node: item.name(),
-            op_type: "Constant".to_string(),
-            attribute: "value".to_string(),
-            why: source.to_string(),
-        })?;
+        let (ty, def) =
+            self.files.tensor(tensor, false).map_err(|source| ImportError::Attribute {
+                node: item.name(),
+                op_type: "Constant".to_string(),
+                attribute: "value".to_string(),
+                why: source.to_string(),
+            })?;
         let name = item.node.output.first().map_or("", String::as_str);
         Ok(Some(self.define(name, ty, def)))
     }

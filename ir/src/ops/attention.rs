@@ -230,14 +230,15 @@ impl OpDef for Attention {
 
     /// One op, which computes the weights again instead of keeping them.
     fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-        if v.wants(3) {
-            return Err(OpError::NotDifferentiable {
-                why: "planc has no gradient of attention for its mask".into(),
-            });
-        }
         let inputs = [&[v.gradient()?], &v.inputs[..]].concat();
-        let gradients = v.push_multi(AttentionGrad { attention: self.clone() }, &inputs)?;
-        Ok(gradients.into_iter().map(Some).chain(inputs[4..].iter().map(|_| None)).collect())
+        let op = AttentionGrad { attention: self.clone(), mask: v.wants(3) };
+        let mut gradients: Vec<Option<ValueId>> =
+            v.push_multi(op, &inputs)?.into_iter().map(Some).collect();
+        gradients.resize(v.inputs.len(), None);
+        if let Some(Some(of_mask)) = gradients.get_mut(3) {
+            *of_mask = v.cast(*of_mask, v.ty(inputs[4]).dtype)?;
+        }
+        Ok(gradients)
     }
 
     fn lower(&self) -> Kernel {
@@ -288,11 +289,16 @@ impl<'a> Scores<'a> {
         q.iter().zip(k).map(|(x, y)| x * y).sum()
     }
 
+    /// Which element of a mask of this shape stands for a key.
+    pub fn mask_index(&self, mask: &[u64], row: usize, j: usize) -> usize {
+        let at = row * self.extents.keys as usize + j;
+        broadcast_index(mask, &self.extents.scores(), at)
+    }
+
     /// What the masks say of a key: what is added to its score, and whether it is seen.
     pub fn masks(&self, row: usize, j: usize) -> (Option<(f64, DType)>, bool) {
         let given = self.mask.map(|m| {
-            let at = row * self.extents.keys as usize + j;
-            let at = broadcast_index(m.shape(), &self.extents.scores(), at);
+            let at = self.mask_index(m.shape(), row, j);
             (m.f64_at(at), m.dtype())
         });
         let hidden = matches!(given, Some((x, DType::Bool)) if x == 0.0);

@@ -111,7 +111,9 @@ impl OpDef for ConvWeightGrad {
                 let g = g[plane * positions + p];
                 for i in 0..c {
                     let (w, from) = ((o * c + i) * taps_extent, (group * c + i) * area);
-                    taps.iter().for_each(|&(k, at)| dw[w + k] += g * x[from + at]);
+                    for &(k, at) in &taps {
+                        dw[w + k] += g * x[from + at];
+                    }
                 }
             }
         }

@@ -12,8 +12,8 @@
 //!   the function stands behind its sum. Linear in the weights.
 
 use super::lanes::index;
-use super::{OpDef, Work, WorkKind, expect_inputs, factors, same_dtype};
-use crate::graph::{TensorType, elements};
+use super::{OpDef, Vjp, Work, WorkKind, expect_inputs, factors, same_dtype};
+use crate::graph::{TensorType, ValueId, elements};
 use crate::ops::work::traffic;
 use crate::program::Kernel;
 use crate::scalar::ScalarFn;
@@ -251,6 +251,11 @@ impl OpDef for MixtureOfExperts {
             }
         }
         Ok(vec![Tensor::from_f64(ty, |i| out[i])?])
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let why = "a layer of experts has no gradient in planc; the operators that were raised to it may";
+        Err(OpError::NotDifferentiable { why: why.into() })
     }
 
     fn lower(&self) -> Kernel {

@@ -35,7 +35,9 @@ pub(super) fn row_gradient(x: &mut [f64], h: &[f64], epsilon: f32, rms: bool) ->
     let mean = if rms { 0.0 } else { x.iter().sum::<f64>() / n };
     let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
     let r = 1.0 / (variance + f64::from(epsilon)).sqrt();
-    x.iter_mut().for_each(|v| *v = (*v - mean) * r);
+    for v in &mut *x {
+        *v = (*v - mean) * r;
+    }
     let along = h.iter().zip(&*x).map(|(h, x)| h * x).sum::<f64>() / n;
     let level = if rms { 0.0 } else { h.iter().sum::<f64>() / n };
     h.iter().zip(&*x).map(|(h, x)| r * (h - level - x * along)).collect()

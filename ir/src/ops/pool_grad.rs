@@ -60,7 +60,9 @@ impl OpDef for PoolGrad {
         let c = rule.factor("c", g[1], FactorKind::Parallel);
         let dims =
             || [Some(n), Some(c)].into_iter().chain(std::iter::repeat_n(None, g.len() - 2));
-        inputs.iter().for_each(|_| rule.input(dims()));
+        for _ in inputs {
+            rule.input(dims());
+        }
         rule.output(dims());
         rule.linear([0]);
         rule.build()

@@ -102,7 +102,8 @@ pub enum Kernel {
     /// Scaled dot-product attention; see the op. Under a split of queries, causality counts from the
     /// position of the rank's first query.
     Attention(Attention),
-    /// The gradient of attention; see the op. One result each for q, k and v. Causality counts as above.
+    /// The gradient of attention; see the op. One result each for q, k and v, and for the mask if the op
+    /// says so. Causality counts as above.
     AttentionGrad(AttentionGrad),
     /// A layer of experts; see the op. Indices are global; experts outside the local part of the weights
     /// yield 0, so that experts split over ranks give partial sums.

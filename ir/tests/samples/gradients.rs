@@ -26,14 +26,17 @@ pub fn add(add: Add<'_>, x: RandomOf<'_>) {
         (Attention::plain(1.0), operands(4, 2), Some(vec![4, 5, 7])),
     ] {
         let mut inputs: Vec<Tensor> = shapes.iter().map(|s| x(s)).collect();
-        inputs.extend(mask.map(|m| x(&m)));
-        add(AttentionGrad { attention }.into(), inputs);
+        inputs.extend(mask.iter().map(|m| x(m)));
+        add(AttentionGrad { attention: attention.clone(), mask: false }.into(), inputs.clone());
+        if mask.is_some() {
+            add(AttentionGrad { attention, mask: true }.into(), inputs);
+        }
     }
     let seen = Tensor::new([5, 7], (0..35).map(|i| i % 3 > 0 && i > 6).collect()).unwrap();
     let attention = Attention { zero_unseeing: true, ..Attention::plain(1.0) };
     let mut inputs: Vec<Tensor> = operands(2, 2).iter().map(|s| x(s)).collect();
     inputs.push(seen);
-    add(AttentionGrad { attention }.into(), inputs);
+    add(AttentionGrad { attention, mask: false }.into(), inputs);
 
     for (rms, bias) in [(true, false), (false, false), (false, true)] {
         let norm = Normalize { axis: 1, epsilon: 1e-5, rms };

@@ -1,5 +1,7 @@
 //! Random graphs, meshes, strategies and prices, drawn from a list of choices that proptest shrinks.
 
+mod gradients;
+
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
 use planc_ir::ops::expand::Expand;
@@ -139,7 +141,7 @@ impl Case {
         let shape = self.graph.ty(x).shape.clone();
         let rank = shape.len();
         let mut inputs = vec![x];
-        let op = match d.below(18) {
+        let op = match d.below(20) {
             0 => {
                 let f = d.pick(&[ScalarFn::Neg, ScalarFn::Relu, ScalarFn::Identity, ScalarFn::Abs]);
                 Map { f }.into()
@@ -228,6 +230,7 @@ impl Case {
                 }
             }
             17 if (3..=4).contains(&rank) => self.spatial(d, &shape, &mut inputs),
+            18 | 19 => self.training(d, &shape, &mut inputs),
             _ => Map { f: ScalarFn::Identity }.into(),
         };
         let name = format!("n{}", self.graph.nodes.len());

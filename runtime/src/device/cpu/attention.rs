@@ -21,7 +21,7 @@ pub fn run(
     mask: Option<&In<'_>>,
     out: &mut Out<'_>,
 ) -> Result<(), KernelError> {
-    let kernel = Heads::new(attention, qkv, mask, out.shape())?;
+    let kernel = Applied::new(attention, qkv, mask, out.shape())?;
     widen::run(&kernel, &qkv.map(|x| *x), out)
 }
 
@@ -33,10 +33,15 @@ struct Mask<'a> {
 }
 
 impl Mask<'_> {
+    /// The first element for one query, and the distance of those that follow.
+    const fn place(&self, batch: usize, head: usize, query: usize) -> (usize, usize) {
+        let [b, h, q, k] = self.strides;
+        (b * batch + h * head + q * query, k)
+    }
+
     /// The elements for one query.
     fn row(&self, batch: usize, head: usize, query: usize, into: &mut [f64]) {
-        let [b, h, q, k] = self.strides;
-        let first = b * batch + h * head + q * query;
+        let (first, k) = self.place(batch, head, query);
         with_elem!(self.mask.dtype(), T => {
             let elements = self.mask.elements::<T>();
             for (j, x) in into.iter_mut().enumerate() {
@@ -46,8 +51,8 @@ impl Mask<'_> {
     }
 }
 
-/// An attention on operands of these extents.
-pub(super) struct Heads<'a> {
+/// An attention applied to operands.
+pub(super) struct Applied<'a> {
     pub attention: &'a Attention,
     mask: Option<Mask<'a>>,
     pub batch: usize,
@@ -62,7 +67,7 @@ pub(super) struct Heads<'a> {
     first_query: u64,
 }
 
-impl<'a> Heads<'a> {
+impl<'a> Applied<'a> {
     /// The attention of these operands to a result of this shape.
     pub fn new(
         attention: &'a Attention,
@@ -143,7 +148,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-impl RealKernel for Heads<'_> {
+impl RealKernel for Applied<'_> {
     const NAME: &'static str = "attention";
 
     fn compute<T: Real>(&self, inputs: &[Cow<'_, [T]>], out: &mut [T]) -> Result<(), KernelError> {
@@ -169,7 +174,12 @@ impl RealKernel for Heads<'_> {
     }
 }
 
-impl Heads<'_> {
+impl Applied<'_> {
+    /// The first element of the mask for a query of a head, and the distance of those that follow.
+    pub fn mask_place(&self, head: usize, query: usize) -> Option<(usize, usize)> {
+        self.mask.as_ref().map(|m| m.place(head / self.heads, head % self.heads, query))
+    }
+
     /// One query of a head, with its part of the mask in `mask`.
     pub fn row<'r>(&'r self, head: usize, query: usize, mask: &'r mut [f64]) -> Row<'r> {
         let dtype = self.mask.as_ref().map(|m| {

@@ -1,7 +1,7 @@
 //! The gradient of attention, a few queries of one head at a time. The weights are computed again, so
 //! that only the scores of these queries are held.
 
-use super::attention::Heads;
+use super::attention::Applied;
 use super::gemm::Product;
 use super::operand::{In, Out};
 use super::widen::{self, Real, RealKernels};
@@ -9,7 +9,7 @@ use crate::KernelError;
 use planc_ir::ops::attention::Attention;
 use std::borrow::Cow;
 
-/// The gradients of q, k and v from that of the result.
+/// The gradients of q, k and v, and of the mask if there is a fourth result, from that of the result.
 pub fn run(
     attention: &Attention,
     g: &In<'_>,
@@ -17,16 +17,20 @@ pub fn run(
     mask: Option<&In<'_>>,
     outs: &mut [Out<'_>],
 ) -> Result<(), KernelError> {
-    if outs.len() != 3 || outs.iter().zip(qkv).any(|(out, x)| out.shape() != x.shape()) {
-        let why = "the results are not those of queries, keys and values".to_string();
+    let operands: Vec<&In<'_>> = qkv.into_iter().chain(mask).collect();
+    if outs.len() < 3
+        || outs.len() > operands.len()
+        || outs.iter().zip(&operands).any(|(out, x)| out.shape() != x.shape())
+    {
+        let why = "the results have not the extents of the operands".to_string();
         return Err(KernelError::Operands { kernel: "attention_grad", why });
     }
-    let heads = Heads::new(attention, qkv, mask, g.shape())?;
+    let applied = Applied::new(attention, qkv, mask, g.shape())?;
     let [q, k, v] = qkv.map(|x| *x);
-    widen::run_all(&Gradient(heads), &[*g, q, k, v], outs)
+    widen::run_all(&Gradient(applied), &[*g, q, k, v], outs)
 }
 
-struct Gradient<'a>(Heads<'a>);
+struct Gradient<'a>(Applied<'a>);
 
 /// Buffers of one block of queries.
 struct Block<T> {
@@ -36,6 +40,8 @@ struct Block<T> {
     /// Gradients of weights, then of scores.
     gradients: Vec<T>,
     mask: Vec<f64>,
+    /// The gradient of all of the mask, if it is a result.
+    of_mask: Vec<f64>,
     /// What the block adds to the gradients of keys or values.
     added: Vec<T>,
 }
@@ -49,10 +55,15 @@ impl RealKernels for Gradient<'_> {
         outs: &mut [&mut [T]],
     ) -> Result<(), KernelError> {
         let (g, q, k, v) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
-        let [dq, dk, dv] = outs else { return Ok(()) };
+        for out in &mut *outs {
+            out.fill(T::default());
+        }
+        if g.is_empty() {
+            return Ok(()); // there may be too many keys to hold scores of
+        }
+        let [dq, dk, dv, dmask @ ..] = outs else { return Ok(()) };
         let h = &self.0;
         let (keys, depth, width) = (h.keys, h.depth, h.width);
-        [&mut **dq, dk, dv].into_iter().for_each(|d| d.fill(T::default()));
         let zeros = |n: usize| vec![T::default(); n];
         let scores = h.block_scores();
         let mut b = Block {
@@ -60,6 +71,7 @@ impl RealKernels for Gradient<'_> {
             weights: zeros(scores),
             gradients: zeros(scores),
             mask: vec![0.0; keys],
+            of_mask: vec![0.0; dmask.first().map_or(0, |d| d.len())],
             added: zeros(keys * depth.max(width)),
         };
         for (head, first, m) in h.blocks() {
@@ -95,6 +107,9 @@ impl RealKernels for Gradient<'_> {
                 d.iter_mut().zip(&b.added).for_each(|(d, &a)| *d = *d + a);
             }
         }
+        for dmask in dmask {
+            dmask.iter_mut().zip(&b.of_mask).for_each(|(d, &sum)| *d = T::from_f64(sum));
+        }
         Ok(())
     }
 }
@@ -113,15 +128,19 @@ impl Gradient<'_> {
             row.weigh(weights);
             let pairs = weights.iter().zip(&*gradients);
             let mean: f64 = pairs.map(|(p, d)| p.to_f64() * d.to_f64()).sum();
+            let place = self.0.mask_place(head, first + i).filter(|_| !b.of_mask.is_empty());
             for (j, (p, d)) in weights.iter().zip(gradients).enumerate() {
                 let (added, seen) = row.masks(j);
+                if !Attention::follows(added, seen) {
+                    *d = T::default();
+                    continue;
+                }
+                let of_score = p.to_f64() * (d.to_f64() - mean);
+                if let Some((start, step)) = place {
+                    b.of_mask[start + j * step] += of_score;
+                }
                 let raw = b.raw.get(i * keys + j).map_or(0.0, |raw| raw.to_f64());
-                *d = if Attention::follows(added, seen) {
-                    let slope = self.0.attention.slope(raw);
-                    T::from_f64(p.to_f64() * (d.to_f64() - mean) * slope)
-                } else {
-                    T::default()
-                };
+                *d = T::from_f64(of_score * self.0.attention.slope(raw));
             }
         }
     }
