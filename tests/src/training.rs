@@ -152,9 +152,10 @@ impl Gradient {
         ];
         let largest = self.largest().max(f64::MIN_POSITIVE);
         let elements = self.elements().map(|(i, x)| (found[i] - x).abs() / largest);
-        whole.into_iter().chain(elements).fold(0.0, |worst, error| {
-            if error.is_nan() { f64::INFINITY } else { error.max(worst) }
-        })
+        whole
+            .into_iter()
+            .chain(elements)
+            .fold(0.0, |worst, error| if error.is_nan() { f64::INFINITY } else { error.max(worst) })
     }
 }
 
