@@ -225,6 +225,8 @@ fn curves_are_complete() {
         let reference = curves(name);
         assert!(reference.curves.keys().eq(recipes), "{name}");
         assert_eq!(reference.batches.len(), 4, "{name}");
+        let gradients = GradientReference::load(name).expect(OWN).expected;
+        assert_eq!(reference.frozen, gradients.frozen, "{name}");
         let inputs = &reference.model.sets[0].inputs;
         for batch in &reference.batches {
             let names =
