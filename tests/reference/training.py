@@ -340,13 +340,13 @@ def main():
     torch.use_deterministic_algorithms(True)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
-    outputs = {}
+    references = {}
     for seed, (name, output, kind) in enumerate(GRADIENTS):
         folder = arguments.models / name
         check_forward(folder)
         reference = gradient_reference(folder, output, kind, np.random.default_rng([4, seed]))
         write_json(arguments.out / f"{name}.gradients.json", reference)
-        outputs[name] = output
+        references[name] = reference
         print(f"{name}: loss {reference['value']:.6f}, float32 within {reference['float32_error']:.1e}")
 
     for name, seed, recipes in CURVES:
@@ -354,12 +354,12 @@ def main():
         arrays = image_batches(generator) if "resnet" in name else token_batches(generator)
         save_file(arrays, arguments.out / f"{name}.batches.safetensors")
         batches = to_torch(arrays)
+        about = {field: references[name][field] for field in ("model", "output", "loss", "frozen")}
         curves = {
-            recipe: curve_reference(arguments.models / name, outputs[name], settings, batches)
+            recipe: curve_reference(arguments.models / name, about["output"], settings, batches)
             for recipe, settings in recipes.items()
         }
-        reference = {"model": name, "output": outputs[name], "loss": "cross-entropy", "curves": curves}
-        write_json(arguments.out / f"{name}.curves.json", reference)
+        write_json(arguments.out / f"{name}.curves.json", {**about, "curves": curves})
         for recipe, c in curves.items():
             first, last, within = c["losses"][0], c["losses"][-1], c["sensitivity"]
             print(f"{name} {recipe}: loss {first:.4f} to {last:.4f}, float32 within {within:.1e}")

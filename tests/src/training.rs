@@ -235,6 +235,8 @@ pub struct CurveReference {
     pub output: String,
     /// The loss.
     pub loss: Loss,
+    /// Parameters that were not trained: they only make tables of positions.
+    pub frozen: Vec<String>,
     /// The file that holds the batches, in the form that `planc train --data` takes.
     pub data: PathBuf,
     /// The batches: inputs, [`LABELS`] among them.
@@ -310,6 +312,7 @@ struct CurveFile {
     model: String,
     output: String,
     loss: Loss,
+    frozen: Vec<String>,
     curves: BTreeMap<String, Curve>,
 }
 
@@ -317,11 +320,11 @@ impl CurveReference {
     /// The curves of the model called `name`; `None` (said aloud) if the model is not there.
     pub fn load(name: &str) -> Option<Self> {
         let model = run_model(name)?;
-        let CurveFile { model: of, output, loss, curves } = read_json(name, "curves.json");
+        let CurveFile { model: of, output, loss, frozen, curves } = read_json(name, "curves.json");
         assert_eq!(of, name, "the curves are of another model");
         let data = file(name, "batches.safetensors");
         let batches = batches(&std::fs::read(&data).expect("curves come with their batches"));
-        Some(Self { model, output, loss, data, batches, curves })
+        Some(Self { model, output, loss, frozen, data, batches, curves })
     }
 
     /// The inputs of a step's micro-batches; steps count from 0 and cycle through the batches.
