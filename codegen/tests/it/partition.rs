@@ -108,12 +108,13 @@ fn random_cases_reach_everything() {
     let list = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join(" ");
     assert_eq!(
         list(splits),
-        "Concat Conv Expand Fill Gather GatherNd Lrn Map MatMul Normalize Pad Pool Reduce Reshape \
-         Slice Softmax Transpose"
+        "Concat Conv Expand Fill Gather GatherGrad GatherNd Lrn Map MatMul Normalize Pad Pool Reduce \
+         Reshape Slice Softmax Transpose"
     );
     assert_eq!(
         list(linear),
-        "Concat Conv Expand Gather GatherNd Map MatMul Pad Pool Reduce Reshape Slice Transpose"
+        "Concat Conv Expand Gather GatherGrad GatherNd Map MatMul Pad Pool Reduce Reshape Slice \
+         Transpose"
     );
     assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");
 }

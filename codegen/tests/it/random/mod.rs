@@ -5,6 +5,7 @@ use planc_ir::ops::conv::Conv;
 use planc_ir::ops::expand::Expand;
 use planc_ir::ops::fill::Fill;
 use planc_ir::ops::gather::Gather;
+use planc_ir::ops::gather_grad::GatherGrad;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
@@ -139,7 +140,7 @@ impl Case {
         let shape = self.graph.ty(x).shape.clone();
         let rank = shape.len();
         let mut inputs = vec![x];
-        let op = match d.below(18) {
+        let op = match d.below(19) {
             0 => {
                 let f = d.pick(&[ScalarFn::Neg, ScalarFn::Relu, ScalarFn::Identity, ScalarFn::Abs]);
                 Map { f }.into()
@@ -226,6 +227,13 @@ impl Case {
                 } else {
                     Expand { shape: wide }.into()
                 }
+            }
+            18 if rank > 0 && !shape.contains(&0) => {
+                let axis = d.below(rank);
+                let many = shape[axis..axis + d.below(rank - axis + 1)].to_vec();
+                let extent = d.pick(&EXTENTS);
+                inputs.insert(0, self.indices(d, &many, &[extent]));
+                GatherGrad { axis, extent }.into()
             }
             17 if (3..=4).contains(&rank) => self.spatial(d, &shape, &mut inputs),
             _ => Map { f: ScalarFn::Identity }.into(),
