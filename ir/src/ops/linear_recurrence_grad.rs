@@ -96,9 +96,8 @@ impl OpDef for LinearRecurrenceGrad {
         let [group, steps, key, value] = [group, steps, key, value].map(|&n| n as usize);
         let x: Vec<Vec<f64>> = inputs.iter().map(|t| t.to_f64s()).collect();
         let mut out: Vec<Vec<f64>> = x[..operands].iter().map(|t| vec![0.0; t.len()]).collect();
-        for head in 0..(batch * heads) as usize {
-            let mut head = Head { op: self, x: &x, head, group, steps, key, value };
-            head.differentiate(&mut out);
+        for index in 0..(batch * heads) as usize {
+            Head { op: self, x: &x, index, group, steps, key, value }.differentiate(&mut out);
         }
         let types = inputs[..operands].iter().map(|t| t.ty());
         types.zip(&out).map(|(ty, x)| floats(ty, &ty.shape, x)).collect()
@@ -113,7 +112,7 @@ impl OpDef for LinearRecurrenceGrad {
 struct Head<'a> {
     op: &'a LinearRecurrenceGrad,
     x: &'a [Vec<f64>],
-    head: usize,
+    index: usize,
     group: usize,
     steps: usize,
     key: usize,
@@ -123,12 +122,12 @@ struct Head<'a> {
 impl Head<'_> {
     /// Row `t` of an operand that has one a step, of the given length.
     fn row(&self, i: usize, t: usize, len: usize) -> &[f64] {
-        &self.x[i][(self.head * self.steps + t) * len..][..len]
+        &self.x[i][(self.index * self.steps + t) * len..][..len]
     }
 
     fn rate(&self, t: usize) -> Option<f64> {
         let last = self.op.operands() - 1;
-        self.op.of.corrects.then(|| self.x[last][self.head * self.steps + t])
+        self.op.of.corrects.then(|| self.x[last][self.index * self.steps + t])
     }
 
     /// The state after decay, and how far each value is from what the state holds (without a correction, the
@@ -148,10 +147,10 @@ impl Head<'_> {
     }
 
     /// Adds the head's part to the gradients of the operands.
-    fn differentiate(&mut self, out: &mut [Vec<f64>]) {
+    fn differentiate(&self, out: &mut [Vec<f64>]) {
         let (key, value, operands) = (self.key, self.value, self.op.operands());
         let size = key * value;
-        let whole = self.head * size..(self.head + 1) * size;
+        let whole = self.index * size..(self.index + 1) * size;
         let mut states = vec![self.x[3][whole.clone()].to_vec()];
         for t in 0..self.steps {
             let (mut s, v) = self.decayed(&states[t], t);
@@ -161,9 +160,9 @@ impl Head<'_> {
         }
         let mut ds = self.x[operands + 1][whole.clone()].to_vec();
         for t in (0..self.steps).rev() {
-            let at = self.head * self.steps + t;
+            let at = self.index * self.steps + t;
             for g in 0..self.group {
-                let at = (self.head * self.group + g) * self.steps + t;
+                let at = (self.index * self.group + g) * self.steps + t;
                 let (q, dy) = (&self.x[0][at * key..][..key], &self.x[operands][at * value..]);
                 for i in 0..size {
                     out[0][at * key + i / value] += states[t + 1][i] * dy[i % value];
