@@ -108,13 +108,13 @@ fn random_cases_reach_everything() {
     let list = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join(" ");
     assert_eq!(
         list(splits),
-        "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Fill Gather GatherNd \
+        "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Fill Gather GatherGrad GatherNd \
          GroupNormGrad Lrn Map MatMul Normalize NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice \
          Softmax Transpose"
     );
     assert_eq!(
         list(linear),
-        "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Gather GatherNd \
+        "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Gather GatherGrad GatherNd \
          GroupNormGrad Map MatMul NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
     );
     assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");

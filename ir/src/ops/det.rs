@@ -4,8 +4,9 @@
 //! - **Split**: the matrix stays whole, leading dimensions are parallel.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::det_grad::DetGrad;
 use super::lanes::floats;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::sharding::{FactorRule, RuleBuilder};
@@ -68,13 +69,18 @@ impl OpDef for Det {
         Ok(vec![floats(inputs[0].ty(), outer, &results)?])
     }
 
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.inputs[0]);
+        Ok(vec![Some(v.push(DetGrad {}, &[x, g])?)])
+    }
+
     fn lower(&self) -> Kernel {
         Kernel::Reference { op: Box::new(self.clone().into()) }
     }
 }
 
 /// By elimination with the largest pivot; destroys the matrix.
-fn determinant(mut x: Vec<f64>, n: usize) -> f64 {
+pub(super) fn determinant(mut x: Vec<f64>, n: usize) -> f64 {
     let mut result = 1.0;
     for k in 0..n {
         let size = |&row: &usize| x[row * n + k].abs();

@@ -10,7 +10,8 @@
 use super::decode::{Decoder, DecoderEntry};
 use super::fill::Fill;
 use super::lanes::floats;
-use super::{Build, OpDef, Work, expect_inputs, heads, same_dtype};
+use super::linear_recurrence_grad::LinearRecurrenceGrad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, heads, same_dtype};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn as F;
@@ -220,12 +221,25 @@ impl OpDef for LinearRecurrence {
         Ok(vec![floats(like, &shape, &y)?, floats(like, inputs[3].shape(), &state)?])
     }
 
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let mut operands = v.inputs.clone();
+        for (gradient, &result) in v.gradients.clone().into_iter().zip(&v.outputs.clone()) {
+            operands.push(match gradient {
+                Some(g) => g,
+                None => v.zeros(v.ty(result))?,
+            });
+        }
+        let gradients = v.push_multi(LinearRecurrenceGrad { of: self.clone() }, &operands)?;
+        let wanted = gradients.into_iter().enumerate();
+        Ok(wanted.map(|(i, g)| v.wants(i).then_some(g)).collect())
+    }
+
     fn lower(&self) -> Kernel {
         Kernel::Reference { op: Box::new(self.clone().into()) }
     }
 }
 
 /// Element `j` of what a key or query reads from a state.
-fn read(state: &[f64], key: &[f64], value: usize, j: usize) -> f64 {
+pub(super) fn read(state: &[f64], key: &[f64], value: usize, j: usize) -> f64 {
     key.iter().enumerate().map(|(i, k)| k * state[i * value + j]).sum()
 }

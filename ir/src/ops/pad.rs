@@ -181,7 +181,7 @@ impl OpDef for Pad {
     fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
         let (mut g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
         if self.mode == PadMode::Constant {
-            let negated = |widths: &[i64]| widths.iter().map(|w| -w).collect();
+            let negated = |widths: &[i64]| widths.iter().map(|w| w.saturating_neg()).collect();
             let (before, after) = (negated(&self.before), negated(&self.after));
             let mode = PadMode::Constant;
             return Ok(vec![Some(v.push(Self { before, after, mode, value: 0.0 }, &[g])?)]);

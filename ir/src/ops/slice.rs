@@ -131,6 +131,9 @@ impl Slice {
     }
 }
 
+/// Keeps sums of a few extents within 64 bits.
+const MAX_EXTENT: u64 = 1 << 60;
+
 /// Puts `step - 1` zeros behind each element of a dimension.
 fn spread(v: &mut Vjp<'_>, x: ValueId, axis: usize, step: u64) -> Result<ValueId, OpError> {
     if step == 1 {
@@ -206,6 +209,9 @@ impl OpDef for Slice {
         let (mut g, shape) = (v.gradient()?, v.shape(v.inputs[0]));
         if v.ty(g).elements() == 0 {
             return Ok(vec![None]);
+        }
+        if shape.iter().any(|&n| n > MAX_EXTENT) {
+            return Err(OpError::Unsupported(format!("extents beyond {MAX_EXTENT}")));
         }
         let turned = self.cuts.iter().map(|cut| {
             let c = cut.filter(|c| c.step < 0)?;

@@ -128,6 +128,7 @@ impl Slope {
     }
 
     /// The derivative at an operand `z`, or at a result `z`.
+    #[allow(clippy::match_same_arms)] // each line is one function
     pub fn at(self, z: f64) -> f64 {
         let below_zero = |negative: f64| if z < 0.0 { negative } else { 1.0 };
         match self {

@@ -55,9 +55,12 @@ pub struct Differentiated {
 pub fn differentiate(case: &Case, wanted: &[bool]) -> Result<Differentiated, OpError> {
     let mut graph = Graph::new("gradient");
     let inputs: Vec<ValueId> = (case.inputs.iter().enumerate())
-        .map(|(i, t)| match case.known.contains(&i) {
-            true => graph.constant(format!("x{i}"), t.clone()),
-            false => graph.input(format!("x{i}"), t.ty().clone()),
+        .map(|(i, t)| {
+            if case.known.contains(&i) {
+                graph.constant(format!("x{i}"), t.clone())
+            } else {
+                graph.input(format!("x{i}"), t.ty().clone())
+            }
         })
         .collect();
     let results = graph.push("node", case.op.clone(), &inputs, &[]).unwrap();
@@ -133,9 +136,12 @@ impl Tally {
 /// If the op says that it has no gradient.
 pub fn check(case: &Case, random: &mut Random, tally: &mut Tally) -> Result<(), OpError> {
     let weights: Vec<Tensor> = (case.result_types().iter())
-        .map(|t| match t.dtype.is_float() {
-            true => random_tensor(random, &t.shape),
-            false => Tensor::zeros(t.clone()).unwrap(),
+        .map(|t| {
+            if t.dtype.is_float() {
+                random_tensor(random, &t.shape)
+            } else {
+                Tensor::zeros(t.clone()).unwrap()
+            }
         })
         .collect();
     let wanted = case.variables();

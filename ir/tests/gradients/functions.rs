@@ -128,7 +128,7 @@ const SHAPES: [[&[u64]; 3]; 5] = [
 
 fn operand(random: &mut Random, shape: &[u64], [low, high]: [f64; 2]) -> Tensor {
     let ty = TensorType::new(DType::F64, shape);
-    Tensor::from_f64(ty, |_| low + (high - low) * (random.next() + 1.0) / 2.0).unwrap()
+    Tensor::from_f64(ty, |_| low + (high - low) * f64::midpoint(random.next(), 1.0)).unwrap()
 }
 
 #[test]

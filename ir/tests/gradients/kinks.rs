@@ -5,6 +5,7 @@ use crate::random::Random;
 use planc_ir::interp::evaluate;
 use planc_ir::ops::Op;
 use planc_ir::ops::cum_prod::CumProd;
+use planc_ir::ops::det::Det;
 use planc_ir::ops::map::Map;
 use planc_ir::ops::pad::Pad;
 use planc_ir::ops::reduce::Reduce;
@@ -59,6 +60,15 @@ fn zeros_do_no_harm_to_products() {
         }
     }
     assert_eq!(tally.skipped, 0);
+}
+
+#[test]
+fn singular_matrices_have_a_gradient() {
+    let (mut random, mut tally) = (Random(13), Tally::default());
+    let x = vec![1.0, 2.0, 2.0, 4.0, 0.0, 0.0, 0.0, 0.0];
+    let x = Tensor::new([2, 2, 2], x).unwrap();
+    check(&Case::new(Det {}, vec![x]), &mut random, &mut tally).unwrap();
+    assert_eq!((tally.compared, tally.skipped), (8, 0));
 }
 
 #[test]

@@ -33,14 +33,14 @@ const NOT_YET: &[&str] = &[
     "Dft",
     "Recurrence",
     "Frames",
-    "LinearRecurrence",
-    "Det",
 ];
 
 /// Why an op has no gradient and needs none.
 fn refusal(op: &Op) -> Option<&'static str> {
     match op {
-        Op::CumProdGrad(_) => Some("second derivatives are not taken"),
+        Op::CumProdGrad(_) | Op::DetGrad(_) | Op::LinearRecurrenceGrad(_) => {
+            Some("second derivatives are not taken")
+        }
         Op::ScatterElements(op) if !op.update.is_linear() => Some("only sets and adds in models"),
         Op::ScatterNd(op) if !op.update.is_linear() => Some("only sets and adds in models"),
         _ => None,

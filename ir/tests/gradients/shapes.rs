@@ -37,7 +37,7 @@ struct Draw(Random);
 impl Draw {
     /// A number below `n`, which is not 0.
     fn below(&mut self, n: u64) -> u64 {
-        ((self.0.next() + 1.0) / 2.0 * n as f64) as u64
+        (f64::midpoint(self.0.next(), 1.0) * n as f64) as u64
     }
 
     fn coin(&mut self) -> bool {

@@ -15,6 +15,7 @@ use planc_ir::ops::cum_prod::CumProd;
 use planc_ir::ops::cum_prod_grad::CumProdGrad;
 use planc_ir::ops::cumsum::CumSum;
 use planc_ir::ops::det::Det;
+use planc_ir::ops::det_grad::DetGrad;
 use planc_ir::ops::dft::Dft;
 use planc_ir::ops::einsum::Einsum;
 use planc_ir::ops::expand::Expand;
@@ -28,6 +29,7 @@ use planc_ir::ops::gather_nd_grad::GatherNdGrad;
 use planc_ir::ops::grid_sample::{GridSample, Outside, Sampling, Unit};
 use planc_ir::ops::group_norm::GroupNorm;
 use planc_ir::ops::linear_recurrence::LinearRecurrence;
+use planc_ir::ops::linear_recurrence_grad::LinearRecurrenceGrad;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
@@ -261,7 +263,10 @@ pub fn all() -> Vec<Sample> {
             vec![x(&[3, 2, 2, 4, 2]), x(&[3, 2, 4, 2]), x(&[3, 2, 4, 5]), x(&[3, 2, 2, 5])];
         operands.extend(decays.then(|| x(&[3, 2, 4, 2])));
         operands.extend(corrects.then(|| x(&[3, 2, 4])));
-        add(LinearRecurrence { decays, corrects }.into(), operands);
+        let op = LinearRecurrence { decays, corrects };
+        add(op.clone().into(), operands.clone());
+        operands.extend([x(&[3, 2, 2, 4, 5]), x(&[3, 2, 2, 5])]);
+        add(LinearRecurrenceGrad { of: op }.into(), operands);
     }
     add(Trilu { upper: true, k: 1 }.into(), vec![x(&[5, 3, 4])]);
     add(Trilu { upper: false, k: 0 }.into(), vec![x(&[4, 3])]);
@@ -311,6 +316,7 @@ fn gradients(add: Add<'_>, x: RandomOf<'_>) {
     add(GatherNdGrad { batch_dims: 1, indexed: vec![4] }.into(), vec![at, x(&[2, 3, 5])]);
     let at = ints(&[5, 2], &[0, 1, 2, -1, 1, 0, 0, 1, -3, 3]);
     add(GatherNdGrad { batch_dims: 0, indexed: vec![3, 4] }.into(), vec![at, x(&[5, 5])]);
+    add(DetGrad {}.into(), vec![x(&[5, 3, 3]), x(&[5])]);
     for (exclusive, reverse) in [(false, true), (true, false)] {
         let inputs = vec![x(&[5, 4]), x(&[5, 4])];
         add(CumProdGrad { axis: 1, exclusive, reverse }.into(), inputs);

@@ -7,6 +7,7 @@ use planc_ir::ops::conv::Conv;
 use planc_ir::ops::expand::Expand;
 use planc_ir::ops::fill::Fill;
 use planc_ir::ops::gather::Gather;
+use planc_ir::ops::gather_grad::GatherGrad;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
@@ -141,7 +142,7 @@ impl Case {
         let shape = self.graph.ty(x).shape.clone();
         let rank = shape.len();
         let mut inputs = vec![x];
-        let op = match d.below(20) {
+        let op = match d.below(21) {
             0 => {
                 let f = d.pick(&[ScalarFn::Neg, ScalarFn::Relu, ScalarFn::Identity, ScalarFn::Abs]);
                 Map { f }.into()
@@ -229,8 +230,15 @@ impl Case {
                     Expand { shape: wide }.into()
                 }
             }
+            18 if rank > 0 && !shape.contains(&0) => {
+                let axis = d.below(rank);
+                let many = shape[axis..axis + d.below(rank - axis + 1)].to_vec();
+                let extent = d.pick(&EXTENTS);
+                inputs.insert(0, self.indices(d, &many, &[extent]));
+                GatherGrad { axis, extent }.into()
+            }
             17 if (3..=4).contains(&rank) => self.spatial(d, &shape, &mut inputs),
-            18 | 19 => self.training(d, &shape, &mut inputs),
+            19 | 20 => self.training(d, &shape, &mut inputs),
             _ => Map { f: ScalarFn::Identity }.into(),
         };
         let name = format!("n{}", self.graph.nodes.len());

@@ -47,6 +47,14 @@ pub fn sigmoid(x: f32) -> f32 {
     (if x < 0.0 { small } else { 1.0 }) / (1.0 + small)
 }
 
+/// 1 / (1 + e^-x) and its derivative, without the cancellation where the former is close to 1.
+#[inline]
+fn sigmoid_and_slope(x: f32) -> (f32, f32) {
+    let small = exp(-x.abs());
+    let share = 1.0 / (1.0 + small);
+    (if x < 0.0 { small * share } else { share }, small * share * share)
+}
+
 /// Hyperbolic tangent.
 #[inline]
 pub fn tanh(x: f32) -> f32 {
@@ -138,27 +146,22 @@ const CUBIC: f32 = 0.044_715;
 /// The approximation of [`gelu`] with tanh.
 #[inline]
 pub fn gelu_tanh(x: f32) -> f32 {
-    x * gelu_gate(x)
-}
-
-/// (1 + tanh(u)) / 2 of the approximation's u, which is sigmoid(2 u).
-#[inline]
-fn gelu_gate(x: f32) -> f32 {
-    sigmoid(TWICE_U * (x + CUBIC * x * x * x))
+    // (1 + tanh(u)) / 2 is sigmoid(2 u).
+    x * sigmoid(TWICE_U * (x + CUBIC * x * x * x))
 }
 
 /// The derivative of [`gelu_tanh`].
 #[inline]
 pub fn gelu_tanh_slope(x: f32) -> f32 {
-    let gate = gelu_gate(x);
-    gate + x * gate * (1.0 - gate) * TWICE_U * (1.0 + 3.0 * CUBIC * x * x)
+    let (gate, slope) = sigmoid_and_slope(TWICE_U * (x + CUBIC * x * x * x));
+    gate + x * slope * TWICE_U * (1.0 + 3.0 * CUBIC * x * x)
 }
 
 /// The derivative of x sigmoid(alpha x).
 #[inline]
 pub fn swish_slope(alpha: f32, x: f32) -> f32 {
-    let gate = sigmoid(alpha * x);
-    gate + alpha * x * gate * (1.0 - gate)
+    let (gate, slope) = sigmoid_and_slope(alpha * x);
+    gate + alpha * x * slope
 }
 
 #[cfg(test)]
