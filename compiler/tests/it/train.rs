@@ -98,7 +98,8 @@ fn a_run_is_resumed_on_other_ranks() {
     assert_losses(&steps(&found), &expected[..5], 1);
     let names = |folder: &Path| {
         let entries = std::fs::read_dir(folder).expect("a folder").flatten();
-        let mut names: Vec<_> = entries.map(|e| e.file_name()).collect();
+        let mut names: Vec<String> =
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     };
