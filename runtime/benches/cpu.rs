@@ -215,7 +215,7 @@ fn print_trace(executor: &mut Executor, inputs: &BTreeMap<String, Tensor>) {
         let ends = Mutex::new(vec![Instant::now()]);
         executor
             .run_observed(std::slice::from_ref(inputs), &|_, _| {
-                ends.lock().unwrap().push(Instant::now())
+                ends.lock().unwrap().push(Instant::now());
             })
             .unwrap();
         for (times, ends) in times.iter_mut().zip(ends.into_inner().unwrap().windows(2)) {

@@ -85,10 +85,13 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     ok()
 }
 
-/// Takes over the last checkpoint if that is wanted and there is one.
+/// Makes the folder of checkpoints, so that one that cannot be made ends the run at once, and takes over the
+/// last checkpoint if that is wanted and there is one.
 fn begin(args: &Args, session: &mut Session) -> Result<(), CliError> {
-    let Some(folder) = args.checkpoint.as_deref().filter(|_| args.resume) else { return Ok(()) };
+    let Some(folder) = &args.checkpoint else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(CliError::io(folder))?;
     match checkpoint::latest(folder)? {
+        _ if !args.resume => Ok(()),
         Some(path) => {
             checkpoint::load(session, &path)?;
             note(args, "resumed", &path)

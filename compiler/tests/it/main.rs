@@ -3,6 +3,7 @@
 
 mod nasty;
 mod plan_files;
+mod train;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

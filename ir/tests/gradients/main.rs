@@ -18,15 +18,7 @@ use random::Random;
 
 /// Ops that planc cannot differentiate yet. Take one off when it can.
 const NOT_YET: &[&str] = &[
-    "Einsum",
-    "Attention",
     "MixtureOfExperts",
-    "Conv",
-    "ConvTranspose",
-    "RotaryEmbedding",
-    "Normalize",
-    "GroupNorm",
-    "Pool",
     "RoiAlign",
     "Resize",
     "GridSample",

@@ -67,7 +67,9 @@ fn equal_states_are_equal_files_and_the_last_are_kept() {
 
     // Other files are neither taken for checkpoints nor touched; steps count, not names.
     let foreign = [".step-1.safetensors", "step-+7.safetensors", "step-9.txt", "step-.safetensors"];
-    foreign.iter().for_each(|name| std::fs::write(a.join(name), "x").unwrap());
+    for name in foreign {
+        std::fs::write(a.join(name), "x").unwrap();
+    }
     std::fs::copy(a.join(name(4)), a.join("step-123456789.safetensors")).unwrap();
     assert_eq!(latest(&a).unwrap(), Some(a.join("step-123456789.safetensors")));
     assert_eq!(list(&a).unwrap().iter().map(|(n, _)| *n).collect::<Vec<_>>(), [3, 4, 123_456_789]);
@@ -216,7 +218,7 @@ fn child_that_saves() {
     let mut session = large_session(&folder);
     for step in 1..10_000 {
         let inputs = [("x", LARGE), ("t", LARGE)].map(|(name, columns)| {
-            let value = if name == "x" { 1.0 } else { step as f64 };
+            let value = if name == "x" { 1.0 } else { f64::from(step) };
             let ty = crate::common::f32s([1, columns]);
             (name.to_string(), Tensor::from_f64(ty, |_| value).unwrap())
         });

@@ -5,6 +5,8 @@
 mod common;
 
 mod checkpoints;
+mod data;
+mod in_place;
 mod model;
 mod optimizers;
 mod steps;

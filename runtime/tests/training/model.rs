@@ -1,6 +1,7 @@
 //! A small model whose training step is written by hand: `loss = mean((x · w - t)²)`, with Adam.
+#![allow(dead_code, clippy::unwrap_used, missing_docs)] // shared by tests that each use some of it
 
-use crate::common::{f32s, numbers};
+use super::common::{f32s, numbers};
 use base64::Engine as _;
 use planc_codegen::partition;
 use planc_ir::digest::model_digest;

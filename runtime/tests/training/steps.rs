@@ -55,7 +55,7 @@ fn expected(steps: u64) -> Vec<f64> {
 fn losses_are_the_same_under_any_strategy() {
     let folder = tempfile::tempdir().unwrap();
     let expected = expected(6);
-    assert!(expected.is_sorted_by(|a, b| a != b));
+    assert!(expected.is_sorted_by(|a, b| (a - b).abs() > 1e-3 * a));
     for mesh in meshes() {
         for seed in 0..8 {
             let found = losses(&mut session(folder.path(), &mesh, seed), 6);

@@ -5,7 +5,7 @@ use crate::KernelError;
 use crate::device::element::{Elem, with_elem};
 use half::{bf16, f16};
 use planc_ir::DType;
-use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
+use planc_ir::ops::optimizer_step::{FIRST_STATE, OptimizerStep, Rule};
 
 /// Writes the new parameter and state; copies them where the gradient's factor is not finite.
 pub fn run(
@@ -35,8 +35,9 @@ pub fn run(
         DType::F32 => follow::<f32>(&step.rule, lr, scale, number, inputs, outputs),
         DType::F16 => follow::<f16>(&step.rule, lr, scale, number, inputs, outputs),
         DType::BF16 => follow::<bf16>(&step.rule, lr, scale, number, inputs, outputs),
-        dtype => Err(KernelError::Type { kernel: "optimizer step", dtype }),
+        dtype => return Err(KernelError::Type { kernel: "optimizer step", dtype }),
     }
+    Ok(())
 }
 
 fn mismatch(why: String) -> KernelError {
@@ -55,58 +56,82 @@ fn follow<G: Elem>(
     number: f64,
     inputs: &[In<'_>],
     outputs: &mut [Out<'_>],
-) -> Result<(), KernelError> {
-    let gradients = inputs[1].elements::<G>().iter().map(|g| g.to_f64() as f32 * scale);
-    let parameters = inputs[0].elements::<f32>();
-    match (rule, &inputs[planc_ir::ops::optimizer_step::FIRST_STATE..], outputs) {
-        (&Rule::Sgd { weight_decay, .. }, [], [out]) => {
-            let (decay, rate) = (weight_decay as f32, lr as f32);
-            for ((out, &p), g) in out.elements::<f32>().iter_mut().zip(parameters).zip(gradients) {
-                *out = p - rate * decayed(g, p, decay);
-            }
-        }
-        (
-            &Rule::Sgd { momentum, dampening, weight_decay, nesterov },
-            [velocity],
-            [out, new_velocity],
-        ) => {
-            let (decay, rate) = (weight_decay as f32, lr as f32);
+) {
+    match *rule {
+        Rule::Sgd { momentum, dampening, weight_decay, nesterov } => {
+            let (decay, rate, ahead) = (weight_decay as f32, lr as f32, momentum as f32);
             // The first step's gradient is all there is of momentum.
-            let (keep, add) = if number <= 1.0 {
-                (0.0, 1.0)
+            let (keep, add) =
+                if number <= 1.0 { (0.0, 1.0) } else { (ahead, (1.0 - dampening) as f32) };
+            if rule.states() == 0 {
+                each::<0, G>(inputs, outputs, scale, |p, g, []| {
+                    (p - rate * decayed(g, p, decay), [])
+                });
             } else {
-                (momentum as f32, (1.0 - dampening) as f32)
-            };
-            let ahead = momentum as f32;
-            let old = parameters.iter().zip(velocity.elements::<f32>());
-            let new = out.elements::<f32>().iter_mut().zip(new_velocity.elements::<f32>());
-            for (((out, new_v), (&p, &v)), g) in new.zip(old).zip(gradients) {
+                each::<1, G>(inputs, outputs, scale, |p, g, [v]| {
+                    let g = decayed(g, p, decay);
+                    let v = keep * v + add * g;
+                    (p - rate * if nesterov { g + ahead * v } else { v }, [v])
+                });
+            }
+        }
+        Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled } => {
+            // Coefficients are worked out in f64.
+            let shrink = if decoupled { 1.0 - lr * weight_decay } else { 1.0 } as f32;
+            let decay = if decoupled { 0.0 } else { weight_decay as f32 };
+            let (to_gradient, epsilon) = ((1.0 - beta1) as f32, epsilon as f32);
+            let (keep, add) = (beta2 as f32, (1.0 - beta2) as f32);
+            let correction = (1.0 - beta2.powf(number)).sqrt() as f32;
+            let step = (lr / (1.0 - beta1.powf(number))) as f32;
+            each::<2, G>(inputs, outputs, scale, |p, g, [m, v]| {
                 let g = decayed(g, p, decay);
-                *new_v = keep * v + add * g;
-                *out = p - rate * if nesterov { g + ahead * *new_v } else { *new_v };
-            }
+                // An interpolation is most exact from its nearer end.
+                let m = if to_gradient < 0.5 {
+                    m + to_gradient * (g - m)
+                } else {
+                    g - (g - m) * (1.0 - to_gradient)
+                };
+                let v = v * keep + add * g * g;
+                (p * shrink - step * m / (v.sqrt() / correction + epsilon), [m, v])
+            });
         }
-        (rule @ Rule::Adam { .. }, [first, second], [out, new_first, new_second]) => {
-            let Some(adam) = Adam::new(rule, lr, number) else {
-                return Err(mismatch("the rule has other state".to_string()));
-            };
-            let old = parameters
-                .iter()
-                .zip(first.elements::<f32>())
-                .zip(second.elements::<f32>())
-                .map(|((&p, &m), &v)| (p, m, v));
-            let new = out
-                .elements::<f32>()
-                .iter_mut()
-                .zip(new_first.elements::<f32>())
-                .zip(new_second.elements::<f32>());
-            for ((((out, new_m), new_v), (p, m, v)), g) in new.zip(old).zip(gradients) {
-                (*out, *new_m, *new_v) = adam.apply(p, g, m, v);
-            }
-        }
-        _ => return Err(mismatch("the rule has other state".to_string())),
     }
-    Ok(())
+}
+
+/// Elements that are computed at a time, in arrays of their own: the compiler sees that no two of these
+/// overlap, and uses vector instructions.
+const BLOCK: usize = 128;
+
+/// Applies `f` to each element: from the parameter, the scaled gradient and the state to the new parameter and
+/// state.
+fn each<const STATES: usize, G: Elem>(
+    inputs: &[In<'_>],
+    outputs: &mut [Out<'_>],
+    scale: f32,
+    f: impl Fn(f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
+) {
+    let gradients = inputs[1].elements::<G>();
+    let (mut p, mut g) = ([0f32; BLOCK], [0f32; BLOCK]);
+    let mut state = [[0f32; BLOCK]; STATES];
+    for (begin, gradients) in (0..).step_by(BLOCK).zip(gradients.chunks(BLOCK)) {
+        let range = begin..begin + gradients.len();
+        let len = range.len();
+        p[..len].copy_from_slice(&inputs[0].elements()[range.clone()]);
+        g.iter_mut().zip(gradients).for_each(|(g, x)| *g = x.to_f64() as f32 * scale);
+        for (s, x) in state.iter_mut().zip(&inputs[FIRST_STATE..]) {
+            s[..len].copy_from_slice(&x.elements()[range.clone()]);
+        }
+        for i in 0..BLOCK {
+            let (parameter, new) = f(p[i], g[i], std::array::from_fn(|k| state[k][i]));
+            p[i] = parameter;
+            for (s, x) in state.iter_mut().zip(new) {
+                s[i] = x;
+            }
+        }
+        for (out, x) in outputs.iter_mut().zip(std::iter::once(&p).chain(&state)) {
+            out.elements()[range.clone()].copy_from_slice(&x[..len]);
+        }
+    }
 }
 
 /// A gradient with a multiple of the parameter added; without decay the parameter may even be infinite. Rounded
@@ -116,53 +141,5 @@ fn decayed(gradient: f32, parameter: f32, decay: f32) -> f32 {
         gradient
     } else {
         (f64::from(gradient) + f64::from(decay) * f64::from(parameter)) as f32
-    }
-}
-
-/// Adam's coefficients in one step, worked out in f64.
-struct Adam {
-    /// What the parameter is multiplied by.
-    shrink: f32,
-    /// Multiple of the parameter that is added to the gradient.
-    decay: f32,
-    /// How far the first moment moves to the gradient.
-    weight: f32,
-    beta2: f32,
-    rest2: f32,
-    epsilon: f32,
-    root_correction: f32,
-    step_size: f32,
-}
-
-impl Adam {
-    fn new(rule: &Rule, lr: f64, number: f64) -> Option<Self> {
-        let &Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled } = rule else {
-            return None;
-        };
-        let shrink = if decoupled { 1.0 - lr * weight_decay } else { 1.0 };
-        Some(Self {
-            shrink: shrink as f32,
-            decay: if decoupled { 0.0 } else { weight_decay as f32 },
-            weight: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            rest2: (1.0 - beta2) as f32,
-            epsilon: epsilon as f32,
-            root_correction: (1.0 - beta2.powf(number)).sqrt() as f32,
-            step_size: (lr / (1.0 - beta1.powf(number))) as f32,
-        })
-    }
-
-    /// The new parameter, first and second moment of one element.
-    fn apply(&self, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
-        let g = decayed(g, p, self.decay);
-        // An interpolation is most exact from its nearer end.
-        let m = if self.weight < 0.5 {
-            m + self.weight * (g - m)
-        } else {
-            g - (g - m) * (1.0 - self.weight)
-        };
-        let v = v * self.beta2 + self.rest2 * g * g;
-        let root = v.sqrt() / self.root_correction + self.epsilon;
-        (p * self.shrink - self.step_size * m / root, m, v)
     }
 }
