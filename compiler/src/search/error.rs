@@ -31,6 +31,8 @@ pub enum SearchError {
          larger cluster"
     )]
     MeshTooLarge { mesh: String, ranks: u32, devices: u32 },
+    #[error("nothing is quicker than {bound_us} µs")]
+    NoQuicker { bound_us: f64 },
     #[error("the solver stopped before it found anything that fits; raise its limits")]
     Stopped,
 }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! is no more than the optimum within the limit, and the minimum is a request without memory rows, which
-//! reduction and elimination solve at once. Prices follow the subgradient (Polyak's step): rows that are
+//! is far easier: elimination solves it at once, or else the integer program, whose relaxation is nearly
+//! always integral there. Prices follow the subgradient (Polyak's step): rows that are
 //! over the limit get dearer, others cheaper. On the way, minimisers that stay within the limit are
 //! answers; the best of them starts the integer program, or ends the search if the gap is small enough.
 
@@ -17,7 +18,7 @@ use super::request::{Choice, Memory, Request};
 use super::solver::relative_gap;
 
 /// Prices tried. The bound rarely moves after some twenty.
-const ROUNDS: usize = 30;
+pub const ROUNDS: usize = 30;
 
 /// What pricing memory comes to.
 #[derive(Clone, Debug)]
@@ -41,9 +42,18 @@ impl Priced {
     }
 }
 
+/// Solves a request without memory rows: an optimum, its price, and a bound. `None` if it cannot.
+pub type Solve<'a> = &'a dyn Fn(&Request) -> Option<(Choice, f64, f64)>;
+
 /// Prices memory until the gap is small enough, or the rounds are over; from `known`, a choice that
-/// stays within the limit, if there is one. `None` if the priced requests are too large to eliminate.
-pub fn lagrange(request: &Request, known: Option<&Choice>, enough: f64) -> Option<Priced> {
+/// stays within the limit, if there is one. `None` if a priced request cannot be solved.
+pub fn lagrange(
+    request: &Request,
+    known: Option<&Choice>,
+    enough: f64,
+    rounds: usize,
+    solve: Solve<'_>,
+) -> Option<Priced> {
     let limit = request.memory.limit_bytes.max(1) as f64;
     let mut priced = Priced { best: None, bound_us: 0.0 };
     if let Some(choice) = known
@@ -54,8 +64,8 @@ pub fn lagrange(request: &Request, known: Option<&Choice>, enough: f64) -> Optio
     let mut prices = vec![0.0; request.memory.rows.len()];
     let mut best_prices = prices.clone();
     let (mut damping, mut stalled) = (1.0, 0);
-    for round in 0..ROUNDS {
-        let (choice, value) = solve(&with_prices(request, &prices, limit))?;
+    for round in 0..rounds {
+        let (choice, _, value) = solve(&with_prices(request, &prices, limit))?;
         let bound_us = value - prices.iter().sum::<f64>();
         if bound_us > priced.bound_us {
             (priced.bound_us, stalled) = (bound_us, 0);
@@ -119,15 +129,32 @@ fn with_prices(request: &Request, prices: &[f64], limit: f64) -> Request {
     priced
 }
 
-fn solve(request: &Request) -> Option<(Choice, f64)> {
+/// Solves a request by elimination alone.
+pub fn by_elimination(request: &Request) -> Option<(Choice, f64, f64)> {
     let reduced = Reduced::new(request)?;
     match eliminate(&reduced.request, MOST_COMBINATIONS) {
         Elimination::Optimum(choice, us) => {
-            Some((reduced.restore(&choice), us + reduced.constant_us))
+            let us = us + reduced.constant_us;
+            Some((reduced.restore(&choice), us, us))
         }
         Elimination::Impossible | Elimination::TooLarge => None,
     }
 }
+
+/// The least that a memory row takes under any choice, and such a choice.
+pub fn leanest(request: &Request, row: usize, solve: Solve<'_>) -> Option<(Choice, u64)> {
+    let row = &request.memory.rows[row];
+    let mut free = request.clone();
+    free.memory.rows = vec![row.clone()];
+    free.decisions.iter_mut().for_each(|d| d.cost_us.fill(0.0));
+    let prices = free.edges.iter_mut().flat_map(|e| &mut e.us).flatten().flatten();
+    prices.for_each(|us| *us = 0.0);
+    let (choice, _, bound) = solve(&with_prices(&free, &[LEAST_SCALE], 1.0))?;
+    Some((choice, (bound / LEAST_SCALE) as u64))
+}
+
+/// Microseconds a byte, so that bytes are numbers as solvers like them.
+const LEAST_SCALE: f64 = 1e-6;
 
 #[cfg(test)]
 mod tests {
@@ -141,7 +168,7 @@ mod tests {
             let request = request(seed, true);
             let Some((_, best)) = enumerate(&request) else { continue };
             feasible += 1;
-            let priced = lagrange(&request, None, 0.0).unwrap();
+            let priced = lagrange(&request, None, 0.0, ROUNDS, &by_elimination).unwrap();
             assert!(priced.bound_us <= best * (1.0 + 1e-9), "seed {seed}: {priced:?} {best}");
             if let Some((choice, us)) = &priced.best {
                 assert!(request.fits(choice), "seed {seed}");

@@ -62,6 +62,8 @@ pub struct SearchOptions {
     pub distinct_layers: bool,
     /// Make further forms of weights again for the backward phase of a training step, rather than keep them.
     pub gather_again: bool,
+    /// Give up on what cannot be quicker than this.
+    pub cutoff_us: Option<f64>,
     /// Leave everything to the solver: neither reduce nor eliminate.
     pub solver_only: bool,
 }
@@ -143,6 +145,9 @@ pub fn search(
     let best =
         fitting.min_by(|(_, a), (_, b)| a.evaluation.total_us.total_cmp(&b.evaluation.total_us));
     let Some((on, best)) = best else {
+        if options.cutoff_us.is_some_and(|cutoff| bound_us >= cutoff) {
+            return Err(SearchError::NoQuicker { bound_us });
+        }
         return Err(error::nothing_fits(graph, &found, limit_bytes));
     };
     let objective_us = best.objective_us;

@@ -8,10 +8,10 @@ use super::error::SearchError;
 use super::evaluate::{Evaluation, evaluate};
 use super::formulate::Formulation;
 use super::ilp::{Answer, Ilp};
-use super::lagrange::lagrange;
+use super::lagrange::{Priced as PricedMemory, ROUNDS, by_elimination, lagrange, leanest};
 use super::memory::memory;
 use super::reduce::Reduced;
-use super::request::{Choice, Request};
+use super::request::{Choice, MemoryRow, Request};
 use super::solver::{SolverError, Status};
 use super::space::Space;
 use super::ways::Ways;
@@ -19,6 +19,12 @@ use super::{MeshLog, SearchOptions, Size};
 use planc_ir::Graph;
 use planc_ir::sharding::{Mesh, Strategy};
 use std::time::Instant;
+
+/// The gap that is enough where the priced problems are too large to eliminate.
+const ENOUGH_OF_LARGE: f64 = 0.01;
+
+/// Prices of memory tried there.
+const ROUNDS_OF_LARGE: usize = 12;
 
 /// What is searched, and where.
 pub struct OnMesh<'a> {
@@ -89,7 +95,8 @@ struct Solved {
 /// How a solve ended.
 enum Outcome {
     Solved(Solved),
-    Infeasible,
+    /// With the choice that takes least memory, if it is known.
+    Infeasible(Option<Choice>),
     /// A limit was reached before there was any solution.
     Stopped,
 }
@@ -121,20 +128,27 @@ impl OnMesh<'_> {
             fits = self.evaluate(&strategy)?.memory_bytes <= self.limit_bytes;
         }
         let mut least = None;
-        if !fits {
+        if self.options.cutoff_us.is_some_and(|cutoff| bound_us >= cutoff) {
+            outcome = Outcome::Stopped; // nothing here is quick enough, whatever fits
+        } else if !fits {
             let mut request = formulation.request.clone();
             request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
             let start = Self::start(&space, &ways, &formulation, &request, &baselines);
             outcome = self.solve_limited(&request, start.as_ref())?;
             match &outcome {
                 Outcome::Solved(s) => bound_us = bound_us.max(s.bound_us),
-                Outcome::Infeasible => least = self.leanest(&space, &formulation, &request)?,
+                Outcome::Infeasible(None) => {
+                    least = self.leanest(&space, &formulation, &request)?;
+                }
+                Outcome::Infeasible(Some(choice)) => {
+                    least = Some(self.evaluate(&formulation.strategy(&space, choice))?);
+                }
                 Outcome::Stopped => {}
             }
         }
         let solved = match outcome {
             Outcome::Solved(solved) => Some(solved),
-            Outcome::Infeasible | Outcome::Stopped => None,
+            Outcome::Infeasible(_) | Outcome::Stopped => None,
         };
         let size = solved.as_ref().map_or_else(Size::default, |s| s.size);
         let solving = started.elapsed();
@@ -175,7 +189,7 @@ impl OnMesh<'_> {
         } else {
             (Reduced::new(request), MOST_COMBINATIONS)
         };
-        let Some(reduced) = reduced else { return Ok(Outcome::Infeasible) };
+        let Some(reduced) = reduced else { return Ok(Outcome::Infeasible(None)) };
         match eliminate(&reduced.request, most) {
             Elimination::Optimum(choice, us) => {
                 let solution = Solved {
@@ -188,7 +202,7 @@ impl OnMesh<'_> {
                 };
                 return Ok(Outcome::Solved(solution));
             }
-            Elimination::Impossible => return Ok(Outcome::Infeasible),
+            Elimination::Impossible => return Ok(Outcome::Infeasible(None)),
             Elimination::TooLarge => {}
         }
         let start = start.and_then(|choice| reduced.project(choice));
@@ -206,7 +220,7 @@ impl OnMesh<'_> {
                     size,
                 }))
             }
-            Err(SolverError::Infeasible) => Ok(Outcome::Infeasible),
+            Err(SolverError::Infeasible) => Ok(Outcome::Infeasible(None)),
             Err(SolverError::NoSolution { .. }) => Ok(Outcome::Stopped),
             Err(source) => Err(SearchError::Solver { mesh: self.mesh.to_string(), source }),
         }
@@ -222,27 +236,49 @@ impl OnMesh<'_> {
             return self.solve(request, start.map(Vec::as_slice));
         }
         let enough = self.options.limits.relative_gap;
-        let Some(priced) = lagrange(request, start, enough) else {
-            return self.solve(request, start.map(Vec::as_slice));
+        if let Some(priced) = lagrange(request, start, enough, ROUNDS, &by_elimination) {
+            if priced.gap().is_some_and(|gap| gap <= enough) {
+                return Ok(Self::priced(request, priced, "elimination with priced memory"));
+            }
+            let start = priced.best.map(|(choice, _)| choice);
+            let mut outcome = self.solve(request, start.as_deref())?;
+            if let Outcome::Solved(solved) = &mut outcome {
+                solved.bound_us = solved.bound_us.max(priced.bound_us).min(solved.objective_us);
+            }
+            return Ok(outcome);
+        }
+        // Too large to eliminate, and with memory rows too large for the solver; without them it is not.
+        let solve = |request: &Request| match self.solve(request, None) {
+            Ok(Outcome::Solved(s)) => Some((s.choice, s.objective_us, s.bound_us)),
+            _ => None,
         };
-        if let (Some(gap), Some((choice, objective_us))) = (priced.gap(), &priced.best)
-            && gap <= enough
+        let enough = enough.max(ENOUGH_OF_LARGE);
+        if start.is_none()
+            && let Some((choice, bytes)) = leanest(request, fullest(request), &solve)
+            && bytes > self.limit_bytes
         {
-            return Ok(Outcome::Solved(Solved {
-                choice: choice.clone(),
-                objective_us: *objective_us,
-                bound_us: priced.bound_us.min(*objective_us),
+            return Ok(Outcome::Infeasible(Some(choice)));
+        }
+        match lagrange(request, start, enough, ROUNDS_OF_LARGE, &solve) {
+            Some(priced) => Ok(Self::priced(request, priced, "HiGHS with priced memory")),
+            None => self.solve(request, start.map(Vec::as_slice)),
+        }
+    }
+
+    /// What pricing memory came to.
+    fn priced(request: &Request, priced: PricedMemory, solver: &'static str) -> Outcome {
+        let gap = priced.gap().unwrap_or(f64::INFINITY);
+        match priced.best {
+            Some((choice, objective_us)) => Outcome::Solved(Solved {
+                choice,
+                objective_us,
+                bound_us: priced.bound_us.min(objective_us),
                 status: if gap <= 1e-9 { Status::Optimal } else { Status::GapLimit }.name(),
-                solver: "elimination with priced memory",
+                solver,
                 size: size(request),
-            }));
+            }),
+            None => Outcome::Stopped,
         }
-        let start = priced.best.map(|(choice, _)| choice);
-        let mut outcome = self.solve(request, start.as_deref())?;
-        if let Outcome::Solved(solved) = &mut outcome {
-            solved.bound_us = solved.bound_us.max(priced.bound_us).min(solved.objective_us);
-        }
-        Ok(outcome)
     }
 
     /// The cheapest baseline that is in the space and fits.
@@ -306,6 +342,18 @@ impl OnMesh<'_> {
         }
         Ok(best)
     }
+}
+
+/// The memory row that could hold most.
+fn fullest(request: &Request) -> usize {
+    let memory = &request.memory;
+    let most = |bytes: &[u64]| bytes.iter().copied().max().unwrap_or(0);
+    let homes = |row: &MemoryRow| -> u64 {
+        let all = row.homes.iter().map(|&(h, n)| n.saturating_mul(most(&memory.homes[h].bytes)));
+        all.fold(0, u64::saturating_add)
+    };
+    let rows = memory.rows.iter().enumerate();
+    rows.max_by_key(|(_, row)| homes(row)).map_or(0, |(i, _)| i)
 }
 
 /// The size of a request, before it is known what is left for the solver.

@@ -60,6 +60,10 @@ pub fn plan(
     let again = asked.gather_again.map_or(vec![false, true], |again| vec![again]);
     match asked.recompute {
         Some(recompute) => {
+            let recompute = match recompute {
+                Recompute::Blocks(n) => Recompute::Blocks(n.min(blocks(step).len() as u32)),
+                other => other,
+            };
             for &again in &again {
                 policies.attempt(recompute, again)?;
             }
@@ -91,15 +95,17 @@ struct Policies<'a> {
 }
 
 impl Policies<'_> {
-    /// Searches under a policy; whether something fits.
+    /// Searches under a policy; whether something fits, or nothing could be quicker than the best so far.
     fn attempt(&mut self, recompute: Recompute, gather_again: bool) -> Result<bool, SearchError> {
         let gathers = if gather_again { ", gathering weights again" } else { "" };
         (self.progress)(&format!("searching, recomputing {recompute}{gathers}"));
         let graph = self::recompute(self.step, recompute);
-        let options = SearchOptions { gather_again, ..self.options.clone() };
+        let cutoff_us = self.best.as_ref().map(|b| b.search.evaluation.total_us);
+        let options = SearchOptions { gather_again, cutoff_us, ..self.options.clone() };
         let found = match search(&graph, self.costs, &options) {
             Ok(found) => found,
-            Err(error @ SearchError::NothingFits { .. }) => {
+            Err(SearchError::NoQuicker { .. }) => return Ok(true),
+            Err(error @ (SearchError::NothingFits { .. } | SearchError::Stopped)) => {
                 self.failed = Some(leaner(self.failed.take(), error));
                 return Ok(false);
             }

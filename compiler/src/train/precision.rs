@@ -87,7 +87,7 @@ struct Lowering<'a> {
     graph: Graph,
     /// For each value of the model its counterpart, in its own type unless it depends on weights.
     values: Vec<Option<ValueId>>,
-    /// Wide values of the copy, and what they are in the narrow type.
+    /// Values of the model that are not narrow by themselves, and what they are in the narrow type.
     narrowed: BTreeMap<ValueId, ValueId>,
     masters: BTreeMap<ValueId, Master>,
 }
@@ -142,14 +142,11 @@ impl Lowering<'_> {
     /// A value in the narrow type, if it is f32.
     fn operand(&mut self, v: ValueId) -> Result<ValueId, OpError> {
         let value = self.model.value(v);
-        let wide = self.values[v.index()];
-        if value.ty.dtype != DType::F32
-            || wide.is_some_and(|w| self.graph.ty(w).dtype == self.narrow)
-        {
+        let is_narrow = |&w: &ValueId| self.graph.ty(w).dtype == self.narrow;
+        if value.ty.dtype != DType::F32 || self.values[v.index()].as_ref().is_some_and(is_narrow) {
             return Ok(self.counterpart(v));
         }
-        let key = wide.unwrap_or_else(|| self.source(v));
-        if let Some(&known) = self.narrowed.get(&key) {
+        if let Some(&known) = self.narrowed.get(&v) {
             return Ok(known);
         }
         let mut ty = value.ty.clone();
@@ -170,11 +167,12 @@ impl Lowering<'_> {
                 self.graph.add_value(name, ty, ValueDef::Constant(Arc::new(cast)))
             }
             _ => {
+                let wide = self.counterpart(v);
                 let op = Op::from(Map { f: ScalarFn::Cast(self.narrow) });
-                self.graph.push(name.clone(), op, &[key], &[&name])?[0]
+                self.graph.push(name.clone(), op, &[wide], &[&name])?[0]
             }
         };
-        self.narrowed.insert(key, narrowed);
+        self.narrowed.insert(v, narrowed);
         Ok(narrowed)
     }
 

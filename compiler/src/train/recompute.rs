@@ -15,7 +15,8 @@ use std::fmt;
 pub enum Recompute {
     /// Nothing: every result that the backward phase reads is kept.
     Nothing,
-    /// What takes no matrix product: norms, activations, layout. Results of matrix products are kept.
+    /// In the repeated blocks what takes no matrix product: norms, activations, layout. Results of matrix
+    /// products are kept, and what later blocks read.
     Cheap,
     /// In this many of the repeated blocks everything but what later blocks read; elsewhere nothing.
     Blocks(u32),
@@ -85,7 +86,13 @@ pub fn recompute(graph: &Graph, what: Recompute) -> Graph {
     let forward = forward_nodes(graph);
     let again: Vec<bool> = match what {
         Recompute::Nothing => return graph.clone(),
-        Recompute::Cheap => (0..forward).map(|at| is_cheap(graph, NodeId(at as u32))).collect(),
+        Recompute::Cheap => {
+            let mut again = within(graph, forward, u32::MAX);
+            for (at, again) in again.iter_mut().enumerate() {
+                *again &= is_cheap(graph, NodeId(at as u32));
+            }
+            again
+        }
         Recompute::Blocks(count) => within(graph, forward, count),
     };
     Copier::new(graph, &again).run()

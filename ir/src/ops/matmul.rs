@@ -7,6 +7,7 @@
 //! - **Split**: `b.. m k, b.. k n -> b.. m n`; `k` is a sum. Linear in either operand.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::matmul_grad::MatMulGrad;
 use super::{Build, OpDef, Vjp, Work, WorkKind, broadcast, broadcast_index, expect_inputs, factors, same_dtype,};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
@@ -205,20 +206,25 @@ impl OpDef for MatMul {
         }])
     }
 
-    /// `da = g · bᵀ` and `db = aᵀ · g`, each as it is stored, summed where it was broadcast.
+    /// `da = g · bᵀ` and `db = aᵀ · g`, each as it is stored, summed where it was broadcast: over all leading
+    /// dimensions at once where one right operand serves all rows.
     fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
         let (g, a, b) = (v.gradient()?, v.inputs[0], v.inputs[1]);
         let (trans_a, trans_b) = (self.trans_a, self.trans_b);
         let da = if trans_a { (b, g, trans_b, true) } else { (g, b, false, !trans_b) };
         let db = if trans_b { (g, a, true, trans_a) } else { (a, g, !trans_a, false) };
+        let (shape_a, shape_b, shape_g) = (v.shape(a), v.shape(b), v.shape(g));
+        let serves_all = !trans_a && shape_b.len() == 2 && shape_a.len() == shape_g.len();
         let mut gradients = Vec::with_capacity(2);
         for (index, (x, y, trans_a, trans_b)) in [da, db].into_iter().enumerate() {
-            gradients.push(if v.wants(index) {
+            gradients.push(if !v.wants(index) {
+                None
+            } else if index == 1 && serves_all {
+                Some(v.push(MatMulGrad {}, &[x, y])?)
+            } else {
                 let product = v.push(Self { trans_a, trans_b }, &[x, y])?;
                 let shape = v.shape(v.inputs[index]);
                 Some(v.sum_to(product, &shape)?)
-            } else {
-                None
             });
         }
         Ok(gradients)

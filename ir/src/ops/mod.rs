@@ -114,6 +114,7 @@ op_table! {
     ops:
         // Contractions.
         matmul::MatMul,
+        matmul_grad::MatMulGrad,
         einsum::Einsum,
         attention::Attention,
         attention_grad::AttentionGrad,

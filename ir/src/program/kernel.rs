@@ -34,6 +34,9 @@ pub enum Kernel {
         /// The right operand is stored `[.., j, k]`.
         trans_b: bool,
     },
+    /// `out[i, j] = Σ_r x[r.., i] · y[r.., j]`; all leading dimensions are summed.
+    #[serde(rename = "matmul_grad")]
+    MatMulGrad,
     /// The same elements in row-major order under other extents.
     Copy,
     /// Output dimension `i` is input dimension `perm[i]`.

@@ -33,6 +33,7 @@ use planc_ir::ops::linear_recurrence_grad::LinearRecurrenceGrad;
 use planc_ir::ops::lrn::Lrn;
 use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
+use planc_ir::ops::matmul_grad::MatMulGrad;
 use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
@@ -101,6 +102,9 @@ pub fn all() -> Vec<Sample> {
     let plain = MatMul { trans_a: false, trans_b: false };
     add(plain.clone().into(), vec![x(&[3, 1, 2, 4]), x(&[1, 5, 4, 3])]);
     add(plain.into(), vec![x(&[3, 2, 4]), x(&[3, 4, 1])]);
+
+    add(MatMulGrad {}.into(), vec![x(&[2, 3, 5]), x(&[2, 3, 4])]);
+    add(MatMulGrad {}.into(), vec![x(&[6, 4]), x(&[6, 5])]);
 
     let map = |f| Op::from(Map { f });
     add(map(ScalarFn::Add), vec![x(&[3, 5]), x(&[5])]);

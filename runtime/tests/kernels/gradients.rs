@@ -7,6 +7,7 @@ use planc_ir::ops::attention_grad::AttentionGrad;
 use planc_ir::ops::conv_transpose::ConvTranspose;
 use planc_ir::ops::conv_weight_grad::ConvWeightGrad;
 use planc_ir::ops::dropout::Dropout;
+use planc_ir::ops::matmul_grad::MatMulGrad;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::normalize_grad::NormalizeGrad;
 use planc_ir::ops::pool::Pool;
@@ -195,5 +196,16 @@ fn parts_drop_the_elements_that_the_whole_drops() {
             let got = run_on(&op.lower(), &inputs, &local).unwrap();
             assert_close(&got, &part(&whole), &format!("{shape:?} at {start:?}"));
         }
+    }
+}
+
+#[test]
+fn sums_of_products_of_rows() {
+    for (rows, m, n) in
+        [(vec![2, 3], 5, 4), (vec![7], 1, 9), (vec![0, 3], 2, 2), (vec![2, 1, 3], 4, 1)]
+    {
+        let ty = |last: u64| TensorType::new(DType::F32, [&rows[..], &[last]].concat());
+        let (x, y) = (numbers_of(ty(m), 1), numbers_of(ty(n), 2));
+        check_all(&MatMulGrad {}.into(), &FLOATS, &[&x, &y]);
     }
 }

@@ -16,6 +16,7 @@ use crate::ops::gather_nd::GatherNd;
 use crate::ops::lrn::Lrn;
 use crate::ops::map::Map;
 use crate::ops::matmul::MatMul;
+use crate::ops::matmul_grad::MatMulGrad;
 use crate::ops::normalize::Normalize;
 use crate::ops::pad::Pad;
 use crate::ops::pool::Pool;
@@ -95,6 +96,7 @@ fn fits(kernel: &Kernel, inputs: &[TensorType], outputs: &[TensorType]) -> Resul
         Kernel::MatMul { trans_a, trans_b } => {
             MatMul { trans_a: *trans_a, trans_b: *trans_b }.into()
         }
+        Kernel::MatMulGrad => MatMulGrad {}.into(),
         Kernel::Transpose { perm } => Transpose { perm: perm.clone() }.into(),
         Kernel::Slice { starts, steps } => slice(starts, steps, out()?)?.into(),
         Kernel::Concat { axis } => Concat { axis: *axis }.into(),

@@ -30,6 +30,22 @@ pub fn run(
     Ok(())
 }
 
+/// `out[i, j] = Σ_r x[r.., i] · y[r.., j]`: one product of all rows.
+pub fn sum_of_products(x: &In<'_>, y: &In<'_>, out: &mut Out<'_>) -> Result<(), KernelError> {
+    let (sx, sy, sc) = (x.shape(), y.shape(), out.shape());
+    let (Some((&m, rows)), Some((&n, others))) = (sx.split_last(), sy.split_last()) else {
+        return Err(mismatch("fewer than two dimensions"));
+    };
+    if rows != others || sc != [m, n] {
+        return Err(mismatch(&format!("{sx:?} · {sy:?} is not {sc:?}")));
+    }
+    let k = rows.iter().product::<u64>() as usize;
+    let [m, n] = [m as usize, n as usize];
+    let one = Product { m, k, n, a: (0, 1, m), b: (0, n, 1), c: (0, n, 1) };
+    let loops = Loops::new(&[], [&[], &[], &[]]);
+    widen::run(&Batches { one, loops }, &[*x, *y], out)
+}
+
 fn mismatch(why: &str) -> KernelError {
     KernelError::Operands { kernel: "matmul", why: why.to_string() }
 }

@@ -70,6 +70,7 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
     match (kernel, inputs) {
         (Kernel::Map { f }, _) => map::run(*f, inputs, out),
         (Kernel::MatMul { trans_a, trans_b }, [a, b]) => matmul::run(*trans_a, *trans_b, a, b, out),
+        (Kernel::MatMulGrad, [x, y]) => matmul::sum_of_products(x, y, out),
         (Kernel::Copy, [x]) => layout::copy(x, out),
         (Kernel::Transpose { perm }, [x]) => layout::transpose(perm, x, out),
         (Kernel::Slice { starts, steps }, [x]) => layout::slice(starts, steps, x, out),
@@ -141,6 +142,7 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
     match kernel {
         Kernel::Map { .. } => "map",
         Kernel::MatMul { .. } => "matmul",
+        Kernel::MatMulGrad => "matmul_grad",
         Kernel::Copy => "copy",
         Kernel::Transpose { .. } => "transpose",
         Kernel::Slice { .. } => "slice",
