@@ -24,7 +24,7 @@ use std::time::Instant;
 const ENOUGH_OF_LARGE: f64 = 0.01;
 
 /// Prices of memory tried there.
-const ROUNDS_OF_LARGE: usize = 12;
+const ROUNDS_OF_LARGE: usize = 6;
 
 /// What is searched, and where.
 pub struct OnMesh<'a> {

@@ -301,9 +301,10 @@ impl Op {
         results.iter().all(|ty| ty.elements() == 0).then_some(results)
     }
 
-    /// See [`OpDef::vjp`].
+    /// See [`OpDef::vjp`]. What an op yields besides what is wanted is left out.
     pub fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-        self.def().vjp(v)
+        let found = self.def().vjp(v)?;
+        Ok(found.into_iter().enumerate().map(|(i, g)| g.filter(|_| v.wants(i))).collect())
     }
 
     /// See [`OpDef::lower`].

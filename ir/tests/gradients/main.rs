@@ -23,9 +23,17 @@ const NOT_YET: &[&str] =
 /// Why an op has no gradient and needs none.
 fn refusal(op: &Op) -> Option<&'static str> {
     match op {
-        Op::CumProdGrad(_) | Op::DetGrad(_) | Op::LinearRecurrenceGrad(_) => {
+        Op::AttentionGrad(_)
+        | Op::ConvWeightGrad(_)
+        | Op::CumProdGrad(_)
+        | Op::DetGrad(_)
+        | Op::GroupNormGrad(_)
+        | Op::LinearRecurrenceGrad(_)
+        | Op::NormalizeGrad(_)
+        | Op::PoolGrad(_) => {
             Some("second derivatives are not taken")
         }
+        Op::OptimizerStep(_) => Some("a step is not differentiated through its update"),
         Op::ScatterElements(op) if !op.update.is_linear() => Some("only sets and adds in models"),
         Op::ScatterNd(op) if !op.update.is_linear() => Some("only sets and adds in models"),
         _ => None,
@@ -43,6 +51,9 @@ fn cases() -> Vec<Case> {
     cases.retain(Case::is_continuous);
     // Linear in the gradient alone: second derivatives are not taken.
     cases.iter_mut().filter(|case| is_slope(&case.op)).for_each(|case| case.known.push(0));
+    // Tables hold positions: no gradient flows into them.
+    let is_rotary = |case: &&mut Case| matches!(case.op, Op::RotaryEmbedding(_));
+    cases.iter_mut().filter(is_rotary).for_each(|case| case.known.extend([1, 2]));
     cases
 }
 
