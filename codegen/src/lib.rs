@@ -13,7 +13,9 @@ pub mod error;
 pub mod liveness;
 pub mod memory;
 pub mod partition;
+pub mod schedule;
 
 pub use error::CodegenError;
 pub use memory::MemoryReport;
 pub use partition::partition;
+pub use schedule::overlap;
