@@ -12,18 +12,22 @@ use planc_ir::program::{BufferId, Instr, Program};
 use planc_ir::sharding::reshard::Step;
 use std::ops::Range;
 
-/// A bucket is issued when it holds so much on a rank: the default of PyTorch's data parallelism.
-const BUCKET_BYTES: u64 = 25 << 20;
-
 /// The instructions of a part, with its reductions of gradients in buckets. From instruction `update` on no
 /// gradients are made any more.
-pub fn form(program: &Program, uses: &Uses, part: Range<usize>, update: usize) -> Vec<Instr> {
+pub fn form(
+    program: &Program,
+    uses: &Uses,
+    part: Range<usize>,
+    update: usize,
+    bucket_bytes: u64,
+) -> Vec<Instr> {
     let zones = Zones { part: part.clone(), update };
     let put_off = put_off(program, uses, &zones);
     let mut former = Former {
         program,
         uses,
         put_off: &put_off,
+        bucket_bytes,
         out: Vec::with_capacity(part.len()),
         number: 0,
         open: Vec::new(),
@@ -129,6 +133,8 @@ struct Former<'a> {
     uses: &'a Uses,
     /// By instruction, whether it can be put off.
     put_off: &'a [bool],
+    /// A bucket is issued when it holds so much on a rank.
+    bucket_bytes: u64,
     out: Vec<Instr>,
     /// Buckets so far.
     number: u32,
@@ -211,7 +217,7 @@ impl Former<'_> {
         bucket.outputs.push(*output);
         bucket.bytes = bucket.bytes.saturating_add(buffer.max_bytes(&self.program.mesh));
         self.pending[output.index()] = Some(bucket.number);
-        if bucket.bytes >= BUCKET_BYTES {
+        if bucket.bytes >= self.bucket_bytes {
             let full = self.open.remove(place);
             self.issue(full);
         }

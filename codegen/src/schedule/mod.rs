@@ -19,14 +19,19 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use uses::Uses;
 
+/// Bytes on a rank at which a bucket is issued: the default of PyTorch's data parallelism.
+pub const BUCKET_BYTES: u64 = 25 << 20;
+
 /// The program, which carries out a training step, with communication issued beside compute.
-/// `time_us` prices an instruction on its own.
+/// A bucket of reductions holds at least `bucket_bytes` on a rank, but for the last; `time_us` prices an
+/// instruction on its own.
 ///
 /// # Errors
 /// If one rank's bytes cannot be counted.
 pub fn overlap(
     graph: &Graph,
     program: &Program,
+    bucket_bytes: u64,
     time_us: &dyn Fn(&Program, &Instr) -> f64,
 ) -> Result<Program, CodegenError> {
     let mut program = program.clone();
@@ -35,7 +40,9 @@ pub fn overlap(
         None => update_begins(graph, &program),
     };
     let uses = Uses::of(&program);
-    rewrite(&mut program, |program, part| buckets::form(program, &uses, part, update));
+    rewrite(&mut program, |program, part| {
+        buckets::form(program, &uses, part, update, bucket_bytes)
+    });
     let uses = Uses::of(&program);
     rewrite(&mut program, |program, part| prefetch::hoist(program, &uses, part, time_us));
     memory::place(&mut program)?;
