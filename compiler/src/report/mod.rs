@@ -105,7 +105,10 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
     );
     line("", format!("{}; {}", c.solver, space.join(", ")));
     if plan.predicted.exposed_us.is_some() {
-        line("", "baselines and certificate count communication after compute, not beside it".into());
+        line(
+            "",
+            "baselines and certificate count communication after compute, not beside it".into(),
+        );
     }
     out
 }
@@ -119,9 +122,9 @@ fn time(p: &Prediction) -> String {
             .filter(|(_, us)| **us > 0.0)
             .map(|(kind, us)| format!("{kind} {}", micros(*us))),
     );
-    let exposed = p.exposed_us.map_or_else(String::new, |us| {
-        format!("; communication adds {} to compute", micros(us))
-    });
+    let exposed = p
+        .exposed_us
+        .map_or_else(String::new, |us| format!("; communication adds {} to compute", micros(us)));
     format!("{}: {}{exposed}", micros(p.total_us), parts.join(", "))
 }
 

@@ -4,6 +4,7 @@ use super::support::{loss, model, options, renamed};
 use fastrand::Rng;
 use planc::search::baselines::baselines;
 use planc::search::blocks::Blocks;
+use planc::search::evaluate::evaluate;
 use planc::search::space::Space;
 use planc::search::{SearchOptions, search};
 use planc::train::{
@@ -11,15 +12,27 @@ use planc::train::{
     recompute::{Recompute, recompute},
     step,
 };
+use planc_cost_model::CostModel;
+use planc_cost_model::simulate::{instr_us, simulate};
 use planc_ir::DType;
 use planc_ir::Graph;
 use planc_ir::Tensor;
 use planc_ir::TensorType;
+use planc_ir::program::{Instr, Program};
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_runtime::Executor;
 use planc_tests::training::{Curve, CurveReference};
 use planc_tests::{contents, cost_model, random};
 use std::path::Path;
+
+/// A program with communication beside compute, in buckets small enough for several of them.
+fn overlapped(graph: &Graph, serial: &Program, cost: &CostModel) -> Program {
+    let time_us = |program: &Program, instr: &Instr| instr_us(program, instr, cost);
+    let program = planc_codegen::overlap(graph, serial, 1 << 12, &time_us).expect("it is small");
+    let (before, after) = (simulate(serial, cost), simulate(&program, cost));
+    assert!(after.total_us <= before.total_us * (1.0 + 1e-9), "{after:?} {before:?}");
+    program
+}
 
 /// The losses of a recipe's steps under a strategy.
 fn losses(
@@ -31,7 +44,15 @@ fn losses(
 ) -> Vec<f64> {
     let what = &strategy.mesh;
     let cost = cost_model("H100", strategy.mesh.ranks());
-    let program = planc_codegen::partition(graph, strategy, &cost).expect("it is partitioned");
+    let serial = planc_codegen::partition(graph, strategy, &cost).expect("it is partitioned");
+    let program = overlapped(graph, &serial, &cost);
+    let kernels = serial.instrs.iter().filter(|i| matches!(i, Instr::Kernel { .. })).count();
+    // The evaluator does not count copies of what state becomes.
+    if kernels == graph.nodes.len() {
+        let expected = evaluate(graph, strategy, &cost).expect("it has a price").total_us;
+        let found = simulate(&serial, &cost).total_us;
+        assert!((found / expected - 1.0).abs() < 1e-6, "{what}: {found} µs, not {expected} µs");
+    }
     let found = planc_ir::program::verify::verify(&program);
     assert!(found.is_empty(), "{what}: {:?}", &found[..found.len().min(3)]);
     let path: &Path = &reference.model.path;
