@@ -197,7 +197,8 @@ impl Former<'_> {
         }
         let buffer = self.program.buffer(*input);
         let dtype = buffer.ty.dtype;
-        let is_its = |b: &Bucket| b.dtype == dtype && b.steps.iter().all(|s| s.joins(step));
+        let is_its =
+            |b: &Bucket| b.dtype == dtype && b.steps.first().is_some_and(|s| s.joins(step));
         let place = self.open.iter().position(is_its).unwrap_or_else(|| {
             self.number += 1;
             self.open.push(Bucket {
