@@ -143,7 +143,7 @@ fn step(micro_batches: u32) -> Graph {
         );
     }
     let mut d = hidden[LAYERS];
-    let mut gradients = vec![x; LAYERS];
+    let mut gradients = [x; LAYERS];
     for l in (0..LAYERS).rev() {
         let operands = [hidden[l], d];
         let mut dw =
