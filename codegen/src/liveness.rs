@@ -7,12 +7,13 @@
 //! What state becomes lies where the state lies.
 //!
 //! Storage is live from the instruction that writes it to the last one that reads it, both included:
-//! a kernel's operands and results are live together. What is filled before the first instruction
+//! a kernel's operands and results are live together. An issue writes and reads until the wait that ends
+//! it ([`streams`]). What is filled before the first instruction
 //! (inputs, weights, constants, accumulators) stays for the whole program, so that a loaded program can be run
 //! again; outputs stay until the end.
 
 use crate::CodegenError;
-use planc_ir::program::{BufferId, Instr, Kernel, Program};
+use planc_ir::program::{BufferId, Instr, Kernel, Program, streams};
 use std::collections::BTreeMap;
 
 /// Storage of one or more buffers.
@@ -58,10 +59,11 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
     }
     let becomes: BTreeMap<BufferId, BufferId> =
         program.carried.iter().map(|c| (c.next, c.state)).collect();
+    let done = streams::done(program);
     for (at, instr) in program.instrs.iter().enumerate() {
         for b in instr.reads() {
             if let Some(s) = of_buffer[b.index()] {
-                all[s].last = all[s].last.max(at);
+                all[s].last = all[s].last.max(done[at]);
             }
         }
         for &b in instr.writes() {
@@ -78,6 +80,7 @@ pub fn storages(program: &Program) -> Result<Vec<Storage>, CodegenError> {
                 all.push(Storage { buffers, bytes, first: at, last: at, is_weight: false });
             }
             all[s].buffers.push(b);
+            all[s].last = all[s].last.max(done[at]);
             of_buffer[b.index()] = Some(s);
         }
     }

@@ -3,7 +3,8 @@
 use crate::search::SearchResult;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use planc_cost_model::CostModel;
+use planc_codegen::{CodegenError, MemoryReport};
+use planc_cost_model::{CostModel, simulate};
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
 use planc_ir::plan::{
@@ -35,6 +36,9 @@ pub enum EmitError {
     /// The program names a value that the graph does not have.
     #[error("the program loads `{0}`, which the model does not have")]
     UnknownValue(String),
+    /// The program's bytes could not be counted.
+    #[error(transparent)]
+    Codegen(#[from] CodegenError),
     /// The cluster could not be written as JSON.
     #[error(transparent)]
     Cluster(#[from] planc_cost_model::CostError),
@@ -78,6 +82,10 @@ pub fn plan(
             .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
             .collect()
     };
+    let mut predicted = prediction(search);
+    if training.is_some() {
+        overlap(&mut predicted, &program, cost)?;
+    }
     Ok(Plan {
         format: FORMAT,
         checksum: String::new(),
@@ -94,7 +102,7 @@ pub fn plan(
         training,
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
-        predicted: prediction(search),
+        predicted,
         baselines: search.baselines.clone(),
         certificate: search.certificate.clone(),
         stages: vec![Stage { first_rank: 0, strategy, program }],
@@ -110,10 +118,29 @@ fn prediction(search: &SearchResult) -> Prediction {
         total_us: e.total_us,
         compute_us: e.compute_us,
         communication_us: e.communication_us.clone(),
+        exposed_us: None,
         memory_bytes: e.memory_bytes,
         weight_bytes: e.weight_bytes,
         activation_bytes: e.activation_bytes(),
     }
+}
+
+/// Says of a program that communicates beside compute what it takes: the simulator's time, and the memory of
+/// what is in flight.
+fn overlap(
+    predicted: &mut Prediction,
+    program: &Program,
+    cost: &CostModel,
+) -> Result<(), CodegenError> {
+    let simulation = simulate(program, cost);
+    predicted.exposed_us = Some(simulation.exposed_us());
+    predicted.total_us = simulation.total_us;
+    predicted.compute_us = simulation.compute_us;
+    predicted.communication_us = simulation.communication_us;
+    let held = MemoryReport::of(program)?;
+    predicted.memory_bytes = predicted.memory_bytes.max(held.bound_bytes());
+    predicted.activation_bytes = predicted.memory_bytes - predicted.weight_bytes;
+    Ok(())
 }
 
 /// Floating-point operations of matrix products and convolutions.

@@ -6,10 +6,12 @@ use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
 use crate::train::policy::{Asked, Planned};
 use crate::train::{self, Recompute, TrainError, TrainOptions};
-use planc_codegen::CodegenError;
+use planc_codegen::{BUCKET_BYTES, CodegenError};
 use planc_cost_model::CostModel;
+use planc_cost_model::simulate::{instr_us, simulate};
 use planc_ir::onnx::Model;
 use planc_ir::plan::{Plan, Training};
+use planc_ir::program::{Instr, Program};
 use planc_ir::{Graph, program};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -132,9 +134,12 @@ fn plan(
     progress: &dyn Fn(&str),
 ) -> Result<Plan, CompileError> {
     progress("partitioning");
-    let program = planc_codegen::partition(graph, &search.strategy, cost)?;
+    let mut program = planc_codegen::partition(graph, &search.strategy, cost)?;
     // The search counts what is live at once; gaps between buffers may come on top.
     let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
+    if training.is_some() {
+        program = overlapped(graph, program, cost, limit_bytes)?;
+    }
     if program.arena_bytes > limit_bytes {
         return Err(CompileError::Arena { arena_bytes: program.arena_bytes, limit_bytes });
     }
@@ -143,4 +148,18 @@ fn plan(
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
     }
     Ok(emit::plan(model, graph, file, cost, search, program, training)?)
+}
+
+/// The program with communication beside compute, if that fits and is no slower.
+fn overlapped(
+    graph: &Graph,
+    program: Program,
+    cost: &CostModel,
+    limit_bytes: u64,
+) -> Result<Program, CodegenError> {
+    let time_us = |program: &Program, instr: &Instr| instr_us(program, instr, cost);
+    let overlapped = planc_codegen::overlap(graph, &program, BUCKET_BYTES, &time_us)?;
+    let is_better = overlapped.arena_bytes <= limit_bytes
+        && simulate(&overlapped, cost).total_us <= simulate(&program, cost).total_us;
+    Ok(if is_better { overlapped } else { program })
 }

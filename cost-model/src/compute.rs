@@ -18,6 +18,7 @@ pub struct DeviceModel {
     bytes_per_us: f64,
     flops_per_us: f64,
     convolution_efficiency: f64,
+    overlap_slowdown: f64,
     usable_bytes: u64,
     /// In the order of [`dtype::ALL`].
     matmul: Vec<MatmulModel>,
@@ -39,6 +40,7 @@ impl DeviceModel {
             bytes_per_us: profile.memory.bandwidth_bytes_per_s.value / 1e6,
             flops_per_us: profile.vector_flops_per_s.value / 1e6,
             convolution_efficiency: profile.convolution_efficiency.value,
+            overlap_slowdown: profile.overlap_slowdown.value,
             usable_bytes: profile.usable_bytes(),
             matmul: matmul.collect::<Result<_, _>>()?,
         })
@@ -52,6 +54,11 @@ impl DeviceModel {
     /// Memory that a plan may use.
     pub fn usable_bytes(&self) -> u64 {
         self.usable_bytes
+    }
+
+    /// By what factor kernels take longer while communication runs beside them.
+    pub fn overlap_slowdown(&self) -> f64 {
+        self.overlap_slowdown
     }
 
     /// Time of an op whose operands have elements of `dtype`.

@@ -27,6 +27,7 @@ pub mod model;
 pub mod placement;
 pub mod preset;
 pub mod profile;
+pub mod simulate;
 
 pub use catalogue::Catalogue;
 pub use cluster::{Cluster, NodeGroup};
@@ -38,3 +39,4 @@ pub use link::{Link, Topology};
 pub use model::CostModel;
 pub use placement::GroupFacts;
 pub use profile::Profile;
+pub use simulate::{Simulation, simulate};

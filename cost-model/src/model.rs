@@ -135,32 +135,82 @@ fn key(mesh: &Mesh, axes: &[AxisId]) -> Option<u128> {
     Some(sizes << 4 | mask)
 }
 
-impl StepCost for CostModel {
-    fn step_us(&self, step: &Step, before: &TensorType, after: &TensorType, mesh: &Mesh) -> f64 {
+impl CostModel {
+    /// By what factor kernels take longer while communication runs beside them: on the device that suffers most.
+    pub fn overlap_slowdown(&self) -> f64 {
+        self.distinct.iter().map(|&i| self.devices[i].overlap_slowdown()).fold(1.0, f64::max)
+    }
+
+    /// Time of collective steps that run as one, from their largest local types before and after: steps of one
+    /// kind over the same axes start once.
+    pub fn issue_us<'a>(
+        &self,
+        steps: impl IntoIterator<Item = (&'a Step, TensorType, TensorType)>,
+        mesh: &Mesh,
+    ) -> f64 {
+        let mut together: Option<(&Step, Exchange)> = None;
+        let mut apart_us = 0.0;
+        for (step, before, after) in steps {
+            let exchange = self.exchange(step, &before, &after);
+            match (&mut together, exchange) {
+                (Some((first, sum)), Some(exchange)) if first.joins(step) => {
+                    sum.bytes += exchange.bytes;
+                    sum.packing_us += exchange.packing_us;
+                }
+                (None, Some(exchange)) => together = Some((step, exchange)),
+                _ => apart_us += self.step_us(step, &before, &after, mesh),
+            }
+        }
+        together.map_or(0.0, |(step, sum)| self.exchange_us(step, &sum, mesh)) + apart_us
+    }
+
+    /// What a step exchanges, if it does.
+    fn exchange(&self, step: &Step, before: &TensorType, after: &TensorType) -> Option<Exchange> {
         let (before_bytes, after_bytes) = (before.bytes() as f64, after.bytes() as f64);
-        let collective = |kind, bytes| self.collective_us(kind, bytes, mesh, step.axes());
         // Collectives work on whole buffers: a dimension that is not outermost is packed or unpacked
         // by one pass over the local tensor.
         let pass = |dim: usize, ty: &TensorType| {
             let outer = ty.shape.iter().take(dim).any(|&extent| extent > 1);
             if outer { self.traffic_us(2.0 * ty.bytes() as f64) } else { 0.0 }
         };
-        match step {
-            _ if mesh.group_size(step.axes()) <= 1 => 0.0,
-            Step::AllReduce { .. } => collective(Collective::AllReduce, before_bytes),
-            Step::AllGather { dim, .. } => {
-                collective(Collective::AllGather, after_bytes) + pass(*dim, after)
-            }
+        let (collective, bytes, packing_us) = match step {
+            Step::AllReduce { .. } => (Collective::AllReduce, before_bytes, 0.0),
+            Step::AllGather { dim, .. } => (Collective::AllGather, after_bytes, pass(*dim, after)),
             Step::ReduceScatter { dim, .. } => {
-                collective(Collective::ReduceScatter, before_bytes) + pass(*dim, before)
+                (Collective::ReduceScatter, before_bytes, pass(*dim, before))
             }
             Step::AllToAll { from, to, .. } => {
-                collective(Collective::AllToAll, before_bytes.max(after_bytes))
-                    + pass(*to, before)
-                    + pass(*from, after)
+                let packing_us = pass(*to, before) + pass(*from, after);
+                (Collective::AllToAll, before_bytes.max(after_bytes), packing_us)
             }
+            Step::Slice { .. } | Step::ToPartial { .. } => return None,
+        };
+        Some(Exchange { collective, bytes, packing_us })
+    }
+
+    fn exchange_us(&self, step: &Step, exchange: &Exchange, mesh: &Mesh) -> f64 {
+        if mesh.group_size(step.axes()) <= 1 {
+            return 0.0;
+        }
+        let us = self.collective_us(exchange.collective, exchange.bytes, mesh, step.axes());
+        us + exchange.packing_us
+    }
+}
+
+/// What a collective step exchanges.
+struct Exchange {
+    collective: Collective,
+    bytes: f64,
+    packing_us: f64,
+}
+
+impl StepCost for CostModel {
+    fn step_us(&self, step: &Step, before: &TensorType, after: &TensorType, mesh: &Mesh) -> f64 {
+        match self.exchange(step, before, after) {
+            Some(exchange) => self.exchange_us(step, &exchange, mesh),
+            None if mesh.group_size(step.axes()) <= 1 => 0.0,
             // A copy. For a partial value all ranks but one only fill; the one that copies decides.
-            Step::Slice { .. } | Step::ToPartial { .. } => self.traffic_us(2.0 * after_bytes),
+            None => self.traffic_us(2.0 * after.bytes() as f64),
         }
     }
 }

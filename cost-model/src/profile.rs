@@ -32,6 +32,9 @@ pub struct Profile {
     pub vector_flops_per_s: Figure,
     /// Time of a matrix product over that of a convolution of the same implicit extents: at most 1.
     pub convolution_efficiency: Figure,
+    /// Time of a kernel that runs beside communication over that of one that does not: at least 1. They
+    /// share memory bandwidth, and collectives take some processors.
+    pub overlap_slowdown: Figure,
     /// The usual machine around it, for `--gpus 8 --device NAME`.
     pub node: NodeProfile,
 }
@@ -103,6 +106,11 @@ impl Profile {
         positive(place, "bandwidth_bytes_per_s", self.memory.bandwidth_bytes_per_s.value)?;
         positive(place, "vector_flops_per_s", self.vector_flops_per_s.value)?;
         share(place, "convolution_efficiency", self.convolution_efficiency.value)?;
+        if !(self.overlap_slowdown.value.is_finite() && self.overlap_slowdown.value >= 1.0) {
+            let why =
+                format!("`overlap_slowdown` is {}, not at least 1", self.overlap_slowdown.value);
+            return Err(CostError::BadProfile { profile: self.name.clone(), why });
+        }
         for m in self.matmul.values() {
             positive(place, "peak_flops_per_s", m.peak_flops_per_s.value)?;
             share(place, "efficiency", m.efficiency.value)?;

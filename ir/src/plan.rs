@@ -117,8 +117,11 @@ pub struct Prediction {
     pub total_us: f64,
     /// Of it: kernels.
     pub compute_us: f64,
-    /// Of it: communication, by kind of collective.
+    /// Of it: communication, by kind of collective. Beside kernels, where `exposed_us` is given.
     pub communication_us: BTreeMap<String, f64>,
+    /// What communication adds to the time of kernels, where it runs beside them: in training steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exposed_us: Option<f64>,
     /// Largest arena of any rank.
     pub memory_bytes: u64,
     /// Of it: weights and constants.

@@ -49,6 +49,14 @@ fn plan() -> Plan {
             input: BufferId(0),
             output: BufferId(1),
         }))
+        .chain([
+            Instr::Issue {
+                steps: vec![Step::AllReduce { axes: on, kind }],
+                inputs: vec![BufferId(0)],
+                outputs: vec![BufferId(1)],
+            },
+            Instr::Wait { buffer: BufferId(1) },
+        ])
         .collect();
     let mut mesh = Mesh::new([("data", 2), ("tensor", 3)]);
     mesh.axes[1].shares = Some(vec![1, 2, 1]);
@@ -100,6 +108,7 @@ fn plan() -> Plan {
         predicted: Prediction {
             total_us: 0.1 + 0.2,
             communication_us: [("all-reduce".to_string(), 1e-7)].into(),
+            exposed_us: Some(1e-8),
             ..Prediction::default()
         },
         baselines: vec![Baseline {
@@ -369,6 +378,8 @@ fn the_schema_describes_what_is_written() {
         "/stages/0/program/instrs/1/kernel",
         "/stages/0/program/instrs/4/reshard",
         "/stages/0/program/instrs/4/reshard/step/all_reduce",
+        "/stages/0/program/instrs/10/issue",
+        "/stages/0/program/instrs/11/wait",
     ];
     for pointer in objects {
         refuse(pointer, &|o| {
@@ -376,7 +387,7 @@ fn the_schema_describes_what_is_written() {
         });
         // Every field of the written plan is required, but those that say otherwise.
         for name in written.pointer(pointer).unwrap().as_object().unwrap().keys() {
-            if !["shares", "location", "kind", "dynamic"].contains(&name.as_str()) {
+            if !["shares", "location", "kind", "dynamic", "exposed_us"].contains(&name.as_str()) {
                 refuse(pointer, &|o| {
                     o.remove(name);
                 });

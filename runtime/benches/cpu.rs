@@ -242,7 +242,7 @@ fn print_trace(executor: &mut Executor, inputs: &BTreeMap<String, Tensor>) {
 /// What an instruction is, with the type of its result.
 fn kind(program: &Program, instr: &Instr) -> String {
     let name = match instr {
-        Instr::Reshard { .. } => "reshard".to_string(),
+        Instr::Reshard { .. } | Instr::Issue { .. } | Instr::Wait { .. } => "reshard".to_string(),
         Instr::Kernel { kernel: Kernel::Map { f }, .. } => format!("map {f:?}"),
         Instr::Kernel { kernel: Kernel::Reference { op }, .. } => {
             format!("reference {}", op.name())

@@ -9,6 +9,7 @@ use crate::region;
 use crate::{KernelError, RunError, Weights};
 use planc_ir::Tensor;
 use planc_ir::program::{ALIGNMENT, BufferId, Instr, Kernel, Local, Program};
+use planc_ir::sharding::reshard::Step;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -134,23 +135,41 @@ impl Rank {
                 })
             }
             Instr::Reshard { step, input, output } => {
-                let (from, to) = (program.buffer(*input), program.buffer(*output));
-                let reshard = Reshard { mesh: &program.mesh, rank, from, to };
-                let (read, written) = (self.used(program, *input), self.used(program, *output));
-                Operands::split(&mut self.arena, &[read], &[written])
-                    .and_then(|mut o| {
-                        let copied = o.copied_bytes();
-                        self.memory.copied_bytes = self.memory.copied_bytes.max(copied);
-                        reshard.run(step, &o.inputs[0], o.outputs[0], comm)
-                    })
-                    .map_err(|source| RunError::Reshard {
-                        rank,
-                        instr: number,
-                        value: from.name.clone(),
-                        source,
-                    })
+                self.reshard(program, number, step, (*input, *output), comm)
             }
+            // One rank's thread does one thing after another, so what is issued is done at once.
+            Instr::Issue { steps, inputs, outputs } => steps
+                .iter()
+                .zip(inputs.iter().copied().zip(outputs.iter().copied()))
+                .try_for_each(|(step, ends)| self.reshard(program, number, step, ends, comm)),
+            Instr::Wait { .. } => Ok(()),
         }
+    }
+
+    fn reshard(
+        &mut self,
+        program: &Program,
+        number: usize,
+        step: &Step,
+        (input, output): (BufferId, BufferId),
+        comm: &mut LocalComm,
+    ) -> Result<(), RunError> {
+        let rank = self.number;
+        let (from, to) = (program.buffer(input), program.buffer(output));
+        let reshard = Reshard { mesh: &program.mesh, rank, from, to };
+        let (read, written) = (self.used(program, input), self.used(program, output));
+        Operands::split(&mut self.arena, &[read], &[written])
+            .and_then(|mut o| {
+                let copied = o.copied_bytes();
+                self.memory.copied_bytes = self.memory.copied_bytes.max(copied);
+                reshard.run(step, &o.inputs[0], o.outputs[0], comm)
+            })
+            .map_err(|source| RunError::Reshard {
+                rank,
+                instr: number,
+                value: from.name.clone(),
+                source,
+            })
     }
 
     fn kernel(

@@ -83,7 +83,7 @@ fn steps(p: &Program) -> Vec<&Step> {
         .iter()
         .filter_map(|i| match i {
             Instr::Reshard { step, .. } => Some(step),
-            Instr::Kernel { .. } => None,
+            _ => None,
         })
         .collect()
 }

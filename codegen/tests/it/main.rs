@@ -2,6 +2,7 @@
 
 mod dynamic;
 mod layers;
+mod overlap;
 mod partition;
 mod random;
 mod verify;

@@ -3,7 +3,6 @@
 //! Layers whose names differ only in numbers and that do the same are one row.
 
 use super::units::micros;
-use crate::search::evaluate::kind;
 use planc_cost_model::CostModel;
 use planc_ir::program::{Instr, Program};
 use planc_ir::sharding::{AxisUse, FactorKind, Sharding, Strategy, op_shardings};
@@ -144,9 +143,8 @@ fn exchanges(
         })
         .collect();
     let mut found: BTreeMap<NodeId, (String, f64)> = BTreeMap::new();
-    for instr in &program.instrs {
-        let Instr::Reshard { step, input, output } = instr else { continue };
-        let (from, to) = (program.buffer(*input), program.buffer(*output));
+    for (step, input, output) in program.instrs.iter().flat_map(Instr::steps) {
+        let (from, to) = (program.buffer(input), program.buffer(output));
         let Some(&id) = producer.get(from.name.as_str()) else { continue };
         if !step.is_collective() {
             continue;
@@ -162,7 +160,7 @@ fn exchanges(
             entry.0.push_str(", ");
         }
         // Writing to a string cannot fail.
-        let _ = write!(entry.0, "{} over {}", kind(step), axes.join("+"));
+        let _ = write!(entry.0, "{} over {}", step.name(), axes.join("+"));
         entry.1 += us;
     }
     found

@@ -87,7 +87,7 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
         ),
     );
     for (i, b) in plan.baselines.iter().enumerate() {
-        line(if i == 0 { "baselines" } else { "" }, baseline(b, plan.predicted.total_us));
+        line(if i == 0 { "baselines" } else { "" }, baseline(b, plan.certificate.evaluated_us));
     }
     let c = &plan.certificate;
     let space: Vec<String> =
@@ -104,6 +104,12 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
         ),
     );
     line("", format!("{}; {}", c.solver, space.join(", ")));
+    if plan.predicted.exposed_us.is_some() {
+        line(
+            "",
+            "baselines and certificate count communication after compute, not beside it".into(),
+        );
+    }
     out
 }
 
@@ -116,7 +122,10 @@ fn time(p: &Prediction) -> String {
             .filter(|(_, us)| **us > 0.0)
             .map(|(kind, us)| format!("{kind} {}", micros(*us))),
     );
-    format!("{}: {}", micros(p.total_us), parts.join(", "))
+    let exposed = p
+        .exposed_us
+        .map_or_else(String::new, |us| format!("; communication adds {} to compute", micros(us)));
+    format!("{}: {}{exposed}", micros(p.total_us), parts.join(", "))
 }
 
 fn baseline(b: &Baseline, chosen_us: f64) -> String {

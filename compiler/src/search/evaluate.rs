@@ -19,7 +19,7 @@
 use super::costs::Costs;
 use super::state::next_values;
 use planc_ir::program::{ALIGNMENT, Kernel};
-use planc_ir::sharding::reshard::{Path, Resharder, Step, StepCost, reshard_reduced};
+use planc_ir::sharding::reshard::{Path, Resharder, StepCost, reshard_reduced};
 use planc_ir::sharding::{Mesh, OpShardings, Sharding, Strategy, StrategyError, section};
 use planc_ir::{Graph, Phase, TensorType, ValueDef, ValueId};
 use std::collections::BTreeMap;
@@ -260,9 +260,9 @@ impl<'a> Walk<'a> {
         for (step, after) in path.steps.iter().zip(&path.shardings) {
             let after = local_type(ty, after, mesh);
             let us = self.costs.step_us(step, &before, &after, mesh);
-            *sum.communication_us.entry(kind(step).to_string()).or_default() +=
+            *sum.communication_us.entry(step.name().to_string()).or_default() +=
                 us * f64::from(repeats);
-            *sum.steps.entry(kind(step).to_string()).or_default() += u64::from(repeats);
+            *sum.steps.entry(step.name().to_string()).or_default() += u64::from(repeats);
             before = after;
         }
     }
@@ -270,16 +270,4 @@ impl<'a> Walk<'a> {
 
 fn local_type(ty: &TensorType, sharding: &Sharding, mesh: &Mesh) -> TensorType {
     TensorType::new(ty.dtype, sharding.max_local_shape(&ty.shape, mesh))
-}
-
-/// The name of a kind of step, as reports say it.
-pub const fn kind(step: &Step) -> &'static str {
-    match step {
-        Step::AllReduce { .. } => "all-reduce",
-        Step::ReduceScatter { .. } => "reduce-scatter",
-        Step::AllGather { .. } => "all-gather",
-        Step::AllToAll { .. } => "all-to-all",
-        Step::Slice { .. } => "slice",
-        Step::ToPartial { .. } => "to-partial",
-    }
 }

@@ -158,12 +158,10 @@ fn node(
 /// Whatever is no kernel changes a value's sharding and nothing else. (That the step turns the one
 /// sharding into the other is the program verifier's to check.)
 fn reshards(program: &Program, findings: &mut Vec<String>) {
-    for instr in &program.instrs {
-        if let Instr::Reshard { input, output, .. } = instr {
-            let (from, to) = (program.buffer(*input), program.buffer(*output));
-            if from.name != to.name || from.ty != to.ty {
-                findings.push(format!("a reshard turns `{}` into `{}`", from.name, to.name));
-            }
+    for (_, input, output) in program.instrs.iter().flat_map(Instr::steps) {
+        let (from, to) = (program.buffer(input), program.buffer(output));
+        if from.name != to.name || from.ty != to.ty {
+            findings.push(format!("a reshard turns `{}` into `{}`", from.name, to.name));
         }
     }
 }

@@ -5,4 +5,5 @@
 mod clusters;
 mod fit;
 mod properties;
+mod simulation;
 mod steps;

@@ -4,9 +4,12 @@
 //! coordinate. Buffers are described by global type and sharding; the local extents and the global
 //! position of a rank's part follow from its coordinate alone ([`Buffer::local`]). The instruction
 //! set is closed: kernels, and resharding steps of which some are collectives. Every transfer is an
-//! explicit instruction, so a runtime decides nothing.
+//! explicit instruction, so a runtime decides nothing. Communication may run beside compute; [`streams`] says
+//! what that means.
 
 pub mod kernel;
+mod lift;
+pub mod streams;
 pub mod verify;
 
 pub use kernel::{Kernel, PoolKind, Window};
@@ -118,22 +121,49 @@ pub enum Instr {
         /// To.
         output: BufferId,
     },
+    /// Begins collective steps beside compute, as one: all do the same, over the same axes.
+    Issue {
+        /// What is done to each input.
+        steps: Vec<Step>,
+        /// From, one a step.
+        inputs: Vec<BufferId>,
+        /// To, one a step.
+        outputs: Vec<BufferId>,
+    },
+    /// Waits for what was issued to fill a buffer, and for all that was issued before.
+    Wait {
+        /// The buffer.
+        buffer: BufferId,
+    },
 }
 
 impl Instr {
-    /// The buffers that it reads.
+    /// The buffers that it reads; of a wait, the one that it waits for.
     pub fn reads(&self) -> &[BufferId] {
         match self {
-            Self::Kernel { inputs, .. } => inputs,
+            Self::Kernel { inputs, .. } | Self::Issue { inputs, .. } => inputs,
             Self::Reshard { input, .. } => std::slice::from_ref(input),
+            Self::Wait { buffer } => std::slice::from_ref(buffer),
         }
+    }
+
+    /// The resharding steps that it runs, each with what it leads from and to.
+    pub fn steps(&self) -> impl Iterator<Item = (&Step, BufferId, BufferId)> {
+        let steps = match self {
+            Self::Reshard { step, .. } => std::slice::from_ref(step),
+            Self::Issue { steps, .. } => steps,
+            Self::Kernel { .. } | Self::Wait { .. } => &[],
+        };
+        let ends = self.reads().iter().zip(self.writes());
+        steps.iter().zip(ends).map(|(step, (from, to))| (step, *from, *to))
     }
 
     /// The buffers that it writes.
     pub fn writes(&self) -> &[BufferId] {
         match self {
-            Self::Kernel { outputs, .. } => outputs,
+            Self::Kernel { outputs, .. } | Self::Issue { outputs, .. } => outputs,
             Self::Reshard { output, .. } => std::slice::from_ref(output),
+            Self::Wait { .. } => &[],
         }
     }
 }

@@ -19,17 +19,22 @@
 //!     open fill and read them, and the program's outputs name them. The operands of a deferred
 //!     operator are whole, since it looks at extents only when it runs.
 //!
-//! That a program computes what the model says does not follow; comparing its results with the
-//! reference evaluation shows that.
 //! 11. **Micro-batches**: there is at least one, and their instructions exist.
 //! 12. **State** is a weight or an accumulator, carried once. What it becomes is made by an instruction, has
 //!     its type, sharding and place, and nothing reads the state after that. What an accumulator becomes
 //!     is made for each micro-batch, what a weight becomes once a step.
+//! 13. **Streams**: the steps of an issue are of one kind. It is waited for before the micro-batch or step
+//!     ends, and only then do kernels and reshards read what it fills; what it reads and fills is live
+//!     until then.
+//!
+//! That a program computes what the model says does not follow; comparing its results with the
+//! reference evaluation shows that.
 
 mod carried;
 mod dynamic;
 mod kernel;
 mod storage;
+mod streams;
 
 use super::{ALIGNMENT, BufferId, Instr, Program};
 use crate::graph::TensorType;
@@ -90,6 +95,16 @@ pub enum Finding {
     Carried { state: Label, next: Label, why: &'static str },
     #[error("{buffer} is an accumulator that nothing carries")]
     NotCarried { buffer: Label },
+    #[error("{place}: its steps, inputs and outputs are not equally many")]
+    IssueLists { place: Place },
+    #[error("{place}: its steps are not collectives of one kind, over the same axes")]
+    Issue { place: Place },
+    #[error("{place}: nothing waits for it before the micro-batch or step ends")]
+    InFlight { place: Place },
+    #[error("{place}: waits for {buffer}, which nothing was issued to fill")]
+    NothingIssued { place: Place, buffer: Label },
+    #[error("{place}: reads {buffer}, which is still in flight")]
+    NotAwaited { place: Place, buffer: Label },
 }
 
 /// A buffer as it is called in findings.
@@ -128,12 +143,21 @@ pub fn verify(program: &Program) -> Vec<Finding> {
     order(program, &mut findings);
     dynamic::check(program, &mut findings);
     carried::check(program, &mut findings);
+    streams::check(program, &mut findings);
     for (index, instr) in program.instrs.iter().enumerate() {
         let place = || Place::instr(index, instr);
         match instr {
-            Instr::Reshard { step, input, output } => {
-                reshard(program, place, step, *input, *output, &mut findings);
+            Instr::Issue { steps, inputs, outputs }
+                if steps.len() != inputs.len() || steps.len() != outputs.len() =>
+            {
+                findings.push(Finding::IssueLists { place: place() });
             }
+            Instr::Reshard { .. } | Instr::Issue { .. } => {
+                for (step, input, output) in instr.steps() {
+                    reshard(program, place, step, input, output, &mut findings);
+                }
+            }
+            Instr::Wait { .. } => {}
             Instr::Kernel { kernel, inputs, outputs, .. } => {
                 kernel::check(program, place, kernel, inputs, outputs, &mut findings);
             }
@@ -150,6 +174,8 @@ impl Place {
         let what = match instr {
             Instr::Kernel { node, .. } => format!("node `{node}`"),
             Instr::Reshard { .. } => "a reshard".to_string(),
+            Instr::Issue { .. } => "an issue".to_string(),
+            Instr::Wait { .. } => "a wait".to_string(),
         };
         Self::Instr { index, what }
     }

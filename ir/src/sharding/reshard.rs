@@ -97,6 +97,30 @@ impl Step {
         !matches!(self, Self::Slice { .. } | Self::ToPartial { .. })
     }
 
+    /// The name of its kind, as reports say it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce { .. } => "all-reduce",
+            Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::AllGather { .. } => "all-gather",
+            Self::AllToAll { .. } => "all-to-all",
+            Self::Slice { .. } => "slice",
+            Self::ToPartial { .. } => "to-partial",
+        }
+    }
+
+    /// Whether both are collectives that can run as one: of one kind, over the same axes.
+    pub fn joins(&self, other: &Self) -> bool {
+        let reduces = |s: &Self| match s {
+            Self::AllReduce { kind, .. } | Self::ReduceScatter { kind, .. } => Some(*kind),
+            _ => None,
+        };
+        self.is_collective()
+            && std::mem::discriminant(self) == std::mem::discriminant(other)
+            && self.axes() == other.axes()
+            && reduces(self) == reduces(other)
+    }
+
     /// The sharding after the step, or `None` if it does not apply.
     ///
     /// `from` must be a valid sharding of a tensor of shape `shape`, in canonical form; the result is

@@ -30,9 +30,7 @@ fn refusal(op: &Op) -> Option<&'static str> {
         | Op::GroupNormGrad(_)
         | Op::LinearRecurrenceGrad(_)
         | Op::NormalizeGrad(_)
-        | Op::PoolGrad(_) => {
-            Some("second derivatives are not taken")
-        }
+        | Op::PoolGrad(_) => Some("second derivatives are not taken"),
         Op::OptimizerStep(_) => Some("a step is not differentiated through its update"),
         Op::ScatterElements(op) if !op.update.is_linear() => Some("only sets and adds in models"),
         Op::ScatterNd(op) if !op.update.is_linear() => Some("only sets and adds in models"),

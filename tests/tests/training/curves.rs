@@ -4,6 +4,7 @@ use super::support::{loss, model, options, renamed};
 use fastrand::Rng;
 use planc::search::baselines::baselines;
 use planc::search::blocks::Blocks;
+use planc::search::evaluate::evaluate;
 use planc::search::space::Space;
 use planc::search::{SearchOptions, search};
 use planc::train::{
@@ -11,15 +12,46 @@ use planc::train::{
     recompute::{Recompute, recompute},
     step,
 };
+use planc_cost_model::CostModel;
+use planc_cost_model::simulate::{instr_us, simulate};
 use planc_ir::DType;
 use planc_ir::Graph;
 use planc_ir::Tensor;
 use planc_ir::TensorType;
+use planc_ir::program::{Instr, Program};
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_runtime::Executor;
 use planc_tests::training::{Curve, CurveReference};
 use planc_tests::{contents, cost_model, random};
 use std::path::Path;
+
+/// A program with communication beside compute, in buckets small enough for several of them.
+fn overlapped(graph: &Graph, serial: &Program, cost: &CostModel) -> Program {
+    let time_us = |program: &Program, instr: &Instr| instr_us(program, instr, cost);
+    let program = planc_codegen::overlap(graph, serial, 1 << 12, &time_us).expect("it is small");
+    let (before, after) = (simulate(serial, cost), simulate(&program, cost));
+    assert!(after.total_us <= before.total_us * (1.0 + 1e-9), "{after:?} {before:?}");
+    program
+}
+
+/// One after the other, a program takes the time that the evaluator says, or less: it counts steps that paths
+/// share once for each. Copies of what state becomes it does not count.
+fn assert_sum(graph: &Graph, strategy: &Strategy, serial: &Program, cost: &CostModel) {
+    let kernels = serial.instrs.iter().filter(|i| matches!(i, Instr::Kernel { .. })).count();
+    if kernels > graph.nodes.len() {
+        return;
+    }
+    let expected = evaluate(graph, strategy, cost).expect("it has a price");
+    let repeats = |at: usize| match serial.micro_batches {
+        Some(m) if at < m.instrs => u64::from(m.count),
+        _ => 1,
+    };
+    let steps = serial.instrs.iter().enumerate().flat_map(|(at, i)| i.steps().map(move |_| at));
+    let shared = expected.steps.values().sum::<u64>() - steps.map(repeats).sum::<u64>();
+    let found = simulate(serial, cost).total_us / expected.total_us;
+    assert!(found < 1.0 + 1e-6, "{}: {found}", strategy.mesh);
+    assert!(shared > 0 || found > 1.0 - 1e-6, "{}: {found}", strategy.mesh);
+}
 
 /// The losses of a recipe's steps under a strategy.
 fn losses(
@@ -31,7 +63,9 @@ fn losses(
 ) -> Vec<f64> {
     let what = &strategy.mesh;
     let cost = cost_model("H100", strategy.mesh.ranks());
-    let program = planc_codegen::partition(graph, strategy, &cost).expect("it is partitioned");
+    let serial = planc_codegen::partition(graph, strategy, &cost).expect("it is partitioned");
+    let program = overlapped(graph, &serial, &cost);
+    assert_sum(graph, strategy, &serial, &cost);
     let found = planc_ir::program::verify::verify(&program);
     assert!(found.is_empty(), "{what}: {:?}", &found[..found.len().min(3)]);
     let path: &Path = &reference.model.path;

@@ -1,7 +1,7 @@
 //! Properties 11 and 12: micro-batches and state.
 
 use super::{Finding, label};
-use crate::program::{BufferId, CarriedBuffer, Instr, Kernel, Program};
+use crate::program::{BufferId, CarriedBuffer, Instr, Kernel, Program, streams};
 use std::collections::BTreeSet;
 
 pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
@@ -19,8 +19,12 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
     let mut writer = vec![None; program.buffers.len()];
     // A copy that lies where its input lies is another name of it.
     let mut named: Vec<usize> = (0..program.buffers.len()).collect();
+    let done = streams::done(program);
     for (at, instr) in program.instrs.iter().enumerate() {
-        instr.reads().iter().for_each(|b| last_reader[named[b.index()]] = Some(at));
+        for b in instr.reads() {
+            let last = &mut last_reader[named[b.index()]];
+            *last = (*last).max(Some(done[at]));
+        }
         instr.writes().iter().for_each(|b| writer[b.index()] = Some(at));
         if let Instr::Kernel { kernel: Kernel::Copy, inputs, outputs, .. } = instr {
             for (from, to) in inputs.iter().zip(outputs) {

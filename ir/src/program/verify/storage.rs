@@ -3,7 +3,7 @@
 //! Liveness is worked out here from the instructions alone, not taken from whoever planned the memory.
 
 use super::{Finding, Place, buffer_ids, label, lists};
-use crate::program::{BufferId, Instr, Kernel, Program};
+use crate::program::{BufferId, Instr, Kernel, Program, streams};
 use std::collections::BTreeMap;
 
 /// Walks through the instructions with the set of live storages.
@@ -11,9 +11,10 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
     let end = program.instrs.len();
     let storage_of = storages(program);
     let mut last_use = vec![0; program.buffers.len()];
-    for (at, instr) in program.instrs.iter().enumerate() {
+    for (instr, done) in program.instrs.iter().zip(streams::done(program)) {
         for b in instr.reads().iter().chain(instr.writes()) {
-            last_use[storage_of[b.index()].index()] = at;
+            let last = &mut last_use[storage_of[b.index()].index()];
+            *last = done.max(*last);
         }
     }
     for (_, ids, _) in lists(program) {
