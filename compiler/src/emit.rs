@@ -3,6 +3,7 @@
 use crate::search::SearchResult;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use planc_codegen::{CodegenError, MemoryReport};
 use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
@@ -11,7 +12,7 @@ use planc_ir::plan::{
     Training, Weight,
 };
 use planc_ir::program::{BufferId, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 /// Largest weight that a plan carries inline, because the model stores it in a typed field that cannot
@@ -35,9 +36,15 @@ pub enum EmitError {
     /// The program names a value that the graph does not have.
     #[error("the program loads `{0}`, which the model does not have")]
     UnknownValue(String),
+    /// The program's memory cannot be counted.
+    #[error(transparent)]
+    Memory(#[from] CodegenError),
     /// The cluster could not be written as JSON.
     #[error(transparent)]
     Cluster(#[from] planc_cost_model::CostError),
+    /// What a training step was made from could not be written as JSON.
+    #[error("what the step is made from has no JSON form: {0}")]
+    Settings(#[from] serde_json::Error),
 }
 
 /// The plan that runs `program`, which computes `graph`: the model's graph as it was planned.
@@ -59,8 +66,11 @@ pub fn plan(
         let name = &program.buffer(id).name;
         by_name.get(name.as_str()).copied().ok_or_else(|| EmitError::UnknownValue(name.clone()))
     };
-    let weights =
+    let mut weights =
         program.weights.iter().map(|&b| weight(value(b)?)).collect::<Result<Vec<_>, _>>()?;
+    for value in unread(&model.graph, &weights) {
+        weights.push(weight(value)?);
+    }
     let constants =
         program.constants.iter().map(|&b| constant(value(b)?)).collect::<Result<Vec<_>, _>>()?;
     let strategy = graph
@@ -94,7 +104,7 @@ pub fn plan(
         training,
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
-        predicted: prediction(search),
+        predicted: prediction(search, &program)?,
         baselines: search.baselines.clone(),
         certificate: search.certificate.clone(),
         stages: vec![Stage { first_rank: 0, strategy, program }],
@@ -103,17 +113,29 @@ pub fn plan(
     })
 }
 
-/// What the evaluator says of the chosen strategy.
-fn prediction(search: &SearchResult) -> Prediction {
+/// The weights in the model file that a plan does not load, since a loss does not depend on them, say. The plan
+/// names them all the same: the model's digest leaves out their bytes.
+fn unread<'a>(model: &'a Graph, loaded: &[Weight]) -> Vec<&'a Value> {
+    let loaded: BTreeSet<&str> = loaded.iter().map(|w| w.name.as_str()).collect();
+    let is_unread = |v: &&Value| {
+        matches!(v.def, ValueDef::Weight(WeightSource::ModelFile { .. }))
+            && !loaded.contains(v.name.as_str())
+    };
+    model.values.iter().filter(is_unread).collect()
+}
+
+/// What the evaluator says of the chosen strategy's time, and the program's memory.
+fn prediction(search: &SearchResult, program: &Program) -> Result<Prediction, EmitError> {
     let e = &search.evaluation;
-    Prediction {
+    let memory = MemoryReport::of(program)?;
+    Ok(Prediction {
         total_us: e.total_us,
         compute_us: e.compute_us,
         communication_us: e.communication_us.clone(),
-        memory_bytes: e.memory_bytes,
-        weight_bytes: e.weight_bytes,
-        activation_bytes: e.activation_bytes(),
-    }
+        memory_bytes: memory.arena_bytes,
+        weight_bytes: memory.weight_bytes,
+        activation_bytes: memory.arena_bytes.saturating_sub(memory.weight_bytes),
+    })
 }
 
 /// Floating-point operations of matrix products and convolutions.
@@ -127,7 +149,11 @@ pub fn matrix_flops(graph: &Graph) -> f64 {
         .sum()
 }
 
-fn weight(value: &Value) -> Result<Weight, EmitError> {
+/// A weight as a plan names it.
+///
+/// # Errors
+/// If it is none, or a plan cannot carry it.
+pub fn weight(value: &Value) -> Result<Weight, EmitError> {
     let ValueDef::Weight(source) = &value.def else {
         return Err(EmitError::UnknownValue(value.name.clone()));
     };
@@ -156,7 +182,11 @@ fn place(name: &str, source: &WeightSource) -> Result<Source, EmitError> {
     })
 }
 
-fn constant(value: &Value) -> Result<Constant, EmitError> {
+/// A constant as a plan holds it.
+///
+/// # Errors
+/// If it is none.
+pub fn constant(value: &Value) -> Result<Constant, EmitError> {
     match &value.def {
         ValueDef::Constant(t) => Ok(Constant {
             name: value.name.clone(),

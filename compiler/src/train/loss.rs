@@ -12,13 +12,15 @@ use planc_ir::ops::Build;
 use planc_ir::scalar::ScalarFn as F;
 use planc_ir::sharding::ReduceKind;
 use planc_ir::{DType, OpError, Tensor, TensorType};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The label that says that a place does not count, as in PyTorch.
 pub const IGNORED: i64 = -100;
 
 /// What is made smaller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Loss {
     /// An output of the model: a scalar.
     Output(String),

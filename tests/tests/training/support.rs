@@ -1,23 +1,52 @@
 //! Models and steps as the tests need them.
 
+use planc::pipeline::{Compiled, compile_step};
 use planc::rewrite::raise;
+use planc::search::SearchOptions;
+use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
-use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::onnx::{ImportOptions, Model, import};
 use planc_ir::ops::optimizer_step::Rule;
+use planc_ir::plan::Plan;
+use planc_ir::sharding::Mesh;
 use planc_ir::{Graph, Tensor};
 use planc_tests::training::{self, LABELS, Recipe};
-use planc_tests::{DataSet, bindings};
+use planc_tests::{DataSet, bindings, cost_model};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The raised graph of a model, imported for training at the extents of these inputs.
 pub fn model(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Graph {
+    raise(&imported(path, inputs).graph).graph
+}
+
+fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
     let mut inputs = inputs.clone();
     inputs.remove(LABELS);
     let set = DataSet { inputs, outputs: BTreeMap::new() };
     let bind = bindings(path, &set).into_iter().collect();
-    let model = import(path, &ImportOptions { bind, training: true }).expect("the model imports");
-    raise(&model.graph).graph
+    import(path, &ImportOptions { bind, training: true }).expect("the model imports")
+}
+
+/// A plan of training steps on a mesh, as it reads back from its file.
+pub fn compiled(
+    path: &Path,
+    inputs: &BTreeMap<String, Tensor>,
+    options: &TrainOptions,
+    asked: Asked,
+    mesh: &Mesh,
+) -> Compiled {
+    let model = imported(path, inputs);
+    let file = path.file_name().expect("a name").to_string_lossy().into_owned();
+    let cost = cost_model("H100", mesh.ranks());
+    let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
+    let mut compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().join("step.plan.json");
+    compiled.plan.save(&at).expect("the plan is written");
+    compiled.plan = Plan::load(&at).expect("the plan reads back");
+    compiled
 }
 
 /// A loss of an output.
