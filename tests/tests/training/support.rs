@@ -28,6 +28,24 @@ fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
     import(path, &ImportOptions { bind, training: true }).expect("the model imports")
 }
 
+/// A plan of training steps on a mesh, as it reads back from its file, within a part of the memory that the
+/// quickest one takes: one that splits state if that is less than all.
+pub fn plan_within(
+    part: f64,
+    path: &Path,
+    inputs: &BTreeMap<String, Tensor>,
+    options: &TrainOptions,
+    mesh: &Mesh,
+) -> Plan {
+    let plan = |limit| compiled(path, inputs, options, Asked::default(), mesh, limit).plan;
+    let quickest = plan(None);
+    if part < 1.0 {
+        plan(Some((quickest.predicted.memory_bytes as f64 * part) as u64))
+    } else {
+        quickest
+    }
+}
+
 /// A plan of training steps on a mesh, as it reads back from its file.
 pub fn compiled(
     path: &Path,
@@ -35,11 +53,13 @@ pub fn compiled(
     options: &TrainOptions,
     asked: Asked,
     mesh: &Mesh,
+    memory_bytes: Option<u64>,
 ) -> Compiled {
     let model = imported(path, inputs);
     let file = path.file_name().expect("a name").to_string_lossy().into_owned();
     let cost = cost_model("H100", mesh.ranks());
-    let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
+    let mesh = Some(mesh.clone());
+    let only = SearchOptions { mesh, memory_bytes, ..SearchOptions::default() };
     let mut compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
         .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let folder = tempfile::tempdir().expect("a folder");
