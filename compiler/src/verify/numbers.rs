@@ -89,10 +89,9 @@ pub fn check(
         return skipped(format!("{what}: the model is too large for the reference evaluation"));
     }
     let strategy = match strategy(plan, &small.planned) {
-        Ok(strategy) => Strategy {
-            gather_again: settings.is_some_and(|s| s.gather_again),
-            ..strategy
-        },
+        Ok(strategy) => {
+            Strategy { gather_again: settings.is_some_and(|s| s.gather_again), ..strategy }
+        }
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
     let program = planc_codegen::partition(&small.planned, &strategy, &cost_model(plan)?)?;

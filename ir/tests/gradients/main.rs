@@ -17,15 +17,8 @@ use planc_ir::{DType, OpError, TensorType};
 use random::Random;
 
 /// Ops that planc cannot differentiate yet. Take one off when it can.
-const NOT_YET: &[&str] = &[
-    "MixtureOfExperts",
-    "RoiAlign",
-    "Resize",
-    "GridSample",
-    "Dft",
-    "Recurrence",
-    "Frames",
-];
+const NOT_YET: &[&str] =
+    &["MixtureOfExperts", "RoiAlign", "Resize", "GridSample", "Dft", "Recurrence", "Frames"];
 
 /// Why an op has no gradient and needs none.
 fn refusal(op: &Op) -> Option<&'static str> {

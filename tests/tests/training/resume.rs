@@ -1,16 +1,19 @@
 //! Twenty steps of a real model through plan files and checkpoints, and resumed under other plans.
 
-use super::support::{loss, options, plan_within, renamed};
+use super::support::{How, loss, options, planned, renamed};
+use planc::train::policy::Asked;
 use planc::train::{Optimizer, TrainOptions};
 use planc_ir::ops::optimizer_step::Rule;
 use planc_ir::plan::Plan;
 use planc_ir::sharding::Mesh;
-use planc_runtime::checkpoint::{self, CheckpointError};
 use planc_runtime::Session;
+use planc_runtime::checkpoint::{self, CheckpointError};
 use planc_tests::training::{Curve, CurveReference};
 
 fn plan(reference: &CurveReference, options: &TrainOptions, mesh: &Mesh) -> Plan {
-    plan_within(0.7, &reference.model.path, &reference.batches[0], options, mesh)
+    let how = if mesh.rank() > 1 { How::Searched } else { How::Baseline("ZeRO 2") };
+    let (path, inputs) = (&reference.model.path, &reference.batches[0]);
+    planned(path, inputs, options, Asked::default(), mesh, how)
 }
 
 /// Trains up to a step; the losses.

@@ -1,14 +1,19 @@
 //! Models and steps as the tests need them.
 
+use planc::emit;
 use planc::pipeline::{Compiled, compile_step};
 use planc::rewrite::raise;
 use planc::search::SearchOptions;
+use planc::search::baselines::baselines;
+use planc::search::blocks::Blocks;
+use planc::search::space::Space;
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
+use planc_cost_model::CostModel;
 use planc_ir::onnx::{ImportOptions, Model, import};
 use planc_ir::ops::optimizer_step::Rule;
 use planc_ir::plan::Plan;
-use planc_ir::sharding::Mesh;
+use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::{Graph, Tensor};
 use planc_tests::training::{self, LABELS, Recipe};
 use planc_tests::{DataSet, bindings, cost_model};
@@ -28,45 +33,54 @@ fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
     import(path, &ImportOptions { bind, training: true }).expect("the model imports")
 }
 
-/// A plan of training steps on a mesh, as it reads back from its file, within a part of the memory that the
-/// quickest one takes: one that splits state if that is less than all.
-pub fn plan_within(
-    part: f64,
-    path: &Path,
-    inputs: &BTreeMap<String, Tensor>,
-    options: &TrainOptions,
-    mesh: &Mesh,
-) -> Plan {
-    let plan = |limit| compiled(path, inputs, options, Asked::default(), mesh, limit).plan;
-    let quickest = plan(None);
-    if part < 1.0 {
-        plan(Some((quickest.predicted.memory_bytes as f64 * part) as u64))
-    } else {
-        quickest
-    }
+/// How a plan is found.
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    /// By the search.
+    Searched,
+    /// As a baseline, by its name: it may split what is too small for splitting to pay.
+    Baseline(&'static str),
 }
 
 /// A plan of training steps on a mesh, as it reads back from its file.
-pub fn compiled(
+pub fn planned(
     path: &Path,
     inputs: &BTreeMap<String, Tensor>,
     options: &TrainOptions,
     asked: Asked,
     mesh: &Mesh,
-    memory_bytes: Option<u64>,
-) -> Compiled {
+    how: How,
+) -> Plan {
     let model = imported(path, inputs);
     let file = path.file_name().expect("a name").to_string_lossy().into_owned();
     let cost = cost_model("H100", mesh.ranks());
-    let mesh = Some(mesh.clone());
-    let only = SearchOptions { mesh, memory_bytes, ..SearchOptions::default() };
-    let mut compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
+    let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
+    let compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
         .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let plan = match how {
+        How::Searched => compiled.plan,
+        How::Baseline(name) => {
+            let Compiled { plan, graph, mut search, .. } = compiled;
+            let gather_again = search.strategy.gather_again;
+            search.strategy = baseline(&graph, mesh, &cost, name);
+            search.strategy.gather_again = gather_again;
+            let program = planc_codegen::partition(&graph, &search.strategy, &cost);
+            let program = program.expect("it is partitioned");
+            emit::plan(&model, &graph, &file, &cost, &search, program, plan.training)
+                .expect("it is written down")
+        }
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path().join("step.plan.json");
-    compiled.plan.save(&at).expect("the plan is written");
-    compiled.plan = Plan::load(&at).expect("the plan reads back");
-    compiled
+    plan.save(&at).expect("the plan is written");
+    Plan::load(&at).expect("the plan reads back")
+}
+
+fn baseline(graph: &Graph, mesh: &Mesh, cost: &CostModel, name: &str) -> Strategy {
+    let blocks = Blocks::find(graph);
+    let space = Space::new(graph, mesh, &blocks, cost);
+    let found = baselines(graph).into_iter().find(|b| b.name() == name);
+    found.unwrap_or_else(|| panic!("no baseline is called {name}")).strategy(&space, cost)
 }
 
 /// A loss of an output.

@@ -1,6 +1,6 @@
 //! `planc verify` on plans of training steps: good ones pass, and what was tampered with is found.
 
-use super::support::{compiled, loss, options, plan_within};
+use super::support::{self, How, loss, options};
 use planc::train::policy::Asked;
 use planc::train::{Precision, Recompute, TrainOptions};
 use planc::verify::{Graphs, Numerical, Options, VerifyError, numbers, verify};
@@ -28,7 +28,9 @@ fn planned(
     let mut options = options(loss(reference.loss, &reference.output), &recipe);
     change(&mut options);
     let path = reference.model.path;
-    let plan = plan_within(0.7, &path, &reference.batches[0], &options, mesh);
+    let how = How::Baseline("ZeRO 2");
+    let plan =
+        support::planned(&path, &reference.batches[0], &options, Asked::default(), mesh, how);
     Some((plan, path))
 }
 
@@ -61,14 +63,15 @@ fn micro_batches_clipping_and_recomputing_are_verified() {
     let Some((plan, path)) = planned("gpt2-dynamo", &four(), accumulating) else { return };
     assert_good(&plan, &path);
     let Some(reference) = CurveReference::load("gpt2-dynamo") else { return };
-    let mut options = options(
-        loss(reference.loss, &reference.output),
-        &reference.curves["adamw"].recipe,
-    );
+    let mut options =
+        options(loss(reference.loss, &reference.output), &reference.curves["adamw"].recipe);
     accumulating(&mut options);
     let asked = Asked { recompute: Some(Recompute::Blocks(u32::MAX)), gather_again: Some(true) };
-    let plan = compiled(&path, &reference.batches[0], &options, asked, &four(), None).plan;
-    assert_good(&plan, &path);
+    for how in [How::Searched, How::Baseline("ZeRO 3"), How::Baseline("tensor parallel")] {
+        let inputs = &reference.batches[0];
+        let plan = support::planned(&path, inputs, &options, asked, &four(), how);
+        assert_good(&plan, &path);
+    }
 }
 
 #[test]
@@ -111,9 +114,9 @@ fn program(plan: &mut Plan) -> &mut Program {
 /// Takes out the reduction of a gradient; who read the sum reads a part of it.
 fn drop_all_reduce(program: &mut Program) {
     let is_dropped = |i: &Instr| match i {
-        Instr::Reshard { step: Step::AllReduce { .. } | Step::ReduceScatter { .. }, input, .. } => {
-            program.buffer(*input).name.contains("gradient")
-        }
+        Instr::Reshard {
+            step: Step::AllReduce { .. } | Step::ReduceScatter { .. }, input, ..
+        } => program.buffer(*input).name.contains("gradient"),
         _ => false,
     };
     let at = program.instrs.iter().position(is_dropped).expect("a gradient is reduced");
@@ -138,9 +141,10 @@ fn drop_all_reduce(program: &mut Program) {
 
 fn decay_more(program: &mut Program) {
     let rules = program.instrs.iter_mut().filter_map(|i| match i {
-        Instr::Kernel { kernel: Kernel::OptimizerStep(OptimizerStep { rule: Rule::Adam { weight_decay, .. } }), .. } => {
-            Some(weight_decay)
-        }
+        Instr::Kernel {
+            kernel: Kernel::OptimizerStep(OptimizerStep { rule: Rule::Adam { weight_decay, .. } }),
+            ..
+        } => Some(weight_decay),
         _ => None,
     });
     rules.for_each(|weight_decay| *weight_decay *= 2.0);

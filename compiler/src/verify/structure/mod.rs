@@ -111,7 +111,9 @@ fn contents(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<St
 /// Whether an instruction only copies a value, as state is that cannot be made where it lies.
 fn is_copy(program: &Program, instr: &Instr) -> bool {
     match instr {
-        Instr::Kernel { kernel: Kernel::Map { f: ScalarFn::Identity }, inputs, outputs, .. } => {
+        Instr::Kernel {
+            kernel: Kernel::Map { f: ScalarFn::Identity }, inputs, outputs, ..
+        } => {
             matches!((&inputs[..], &outputs[..]), (&[from], &[to])
                 if program.buffer(from).name == program.buffer(to).name)
         }

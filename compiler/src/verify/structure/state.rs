@@ -19,7 +19,8 @@ fn repeated(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
     let (count, end) = program.micro_batches.map_or((1, all), |m| (m.count, m.instrs));
     if count != graph.micro_batches {
         let expected = graph.micro_batches;
-        findings.push(format!("the program has {count} micro-batches, the model's step {expected}"));
+        findings
+            .push(format!("the program has {count} micro-batches, the model's step {expected}"));
     }
     if count <= 1 {
         return;
