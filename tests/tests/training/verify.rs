@@ -209,10 +209,20 @@ fn tampering_is_found() {
         plan.training.as_mut().expect("training").micro_batches = 4;
     });
     assert!(counted.contains("4 micro-batches, the model's step 3"), "{counted}");
-    for by in [1, 5] {
-        let late = found(&|plan| program(plan).micro_batches.as_mut().expect("some").instrs += by);
-        assert!(late.contains("micro-batch"), "{late}");
-    }
+    let is_kernel = |i: &Instr| matches!(i, Instr::Kernel { .. });
+    let late = found(&|plan| {
+        let program = program(plan);
+        let micro_batches = program.micro_batches.as_mut().expect("micro-batches");
+        let update = program.instrs[micro_batches.instrs..].iter().position(is_kernel);
+        micro_batches.instrs += update.expect("an update") + 1;
+    });
+    assert!(late.contains("runs for each micro-batch, not once a step"), "{late}");
+    found(&|plan| {
+        let program = program(plan);
+        let micro_batches = program.micro_batches.as_mut().expect("micro-batches");
+        let backward = program.instrs[..micro_batches.instrs].iter().rposition(is_kernel);
+        micro_batches.instrs = backward.expect("a backward phase");
+    });
     found(&|plan| program(plan).micro_batches = None);
 }
 
