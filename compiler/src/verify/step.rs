@@ -85,7 +85,7 @@ fn seeing(tensor: &Tensor) -> Result<Tensor, EvalError> {
     if ty.dtype.is_float() {
         return Ok(tensor.clone());
     }
-    Tensor::from_int(ty.clone(), |i| if i % row == 0 { 1 } else { i128::from(tensor.int_at(i)) })
+    Tensor::from_int(ty.clone(), |i| if i % row == 0 { 1 } else { tensor.int_at(i) })
 }
 
 fn second_moments(graph: &Graph) -> impl Iterator<Item = ValueId> {

@@ -74,6 +74,9 @@ fn interface(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
     }
 }
 
+/// Whether a value is one of a kind, as the plan has it.
+type IsSuch<'a> = dyn Fn(&Value) -> bool + 'a;
+
 /// What is loaded is the model's, from where the model has it, and each value once: of state that were there
 /// twice, one would stay as it was.
 fn contents(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<String>) {
@@ -89,7 +92,7 @@ fn contents(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<St
         constants.get(v.name.as_str()).is_some_and(|c| emit::constant(v).is_ok_and(|m| m == **c))
     };
     let is_accumulator = |v: &Value| matches!(v.def, ValueDef::Accumulator);
-    let lists: [(&str, &[BufferId], &dyn Fn(&Value) -> bool); 3] = [
+    let lists: [(&str, &[BufferId], &IsSuch<'_>); 3] = [
         ("weight", &program.weights, &is_weight),
         ("constant", &program.constants, &is_constant),
         ("accumulator", &program.accumulators, &is_accumulator),
