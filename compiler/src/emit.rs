@@ -12,7 +12,7 @@ use planc_ir::plan::{
     Training, Weight,
 };
 use planc_ir::program::{BufferId, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 /// Largest weight that a plan carries inline, because the model stores it in a typed field that cannot
@@ -36,12 +36,15 @@ pub enum EmitError {
     /// The program names a value that the graph does not have.
     #[error("the program loads `{0}`, which the model does not have")]
     UnknownValue(String),
-    /// The program's bytes could not be counted.
+    /// The program's memory cannot be counted.
     #[error(transparent)]
-    Codegen(#[from] CodegenError),
+    Memory(#[from] CodegenError),
     /// The cluster could not be written as JSON.
     #[error(transparent)]
     Cluster(#[from] planc_cost_model::CostError),
+    /// What a training step was made from could not be written as JSON.
+    #[error("what the step is made from has no JSON form: {0}")]
+    Settings(#[from] serde_json::Error),
 }
 
 /// The plan that runs `program`, which computes `graph`: the model's graph as it was planned.
@@ -63,8 +66,11 @@ pub fn plan(
         let name = &program.buffer(id).name;
         by_name.get(name.as_str()).copied().ok_or_else(|| EmitError::UnknownValue(name.clone()))
     };
-    let weights =
+    let mut weights =
         program.weights.iter().map(|&b| weight(value(b)?)).collect::<Result<Vec<_>, _>>()?;
+    for value in unread(&model.graph, &weights) {
+        weights.push(weight(value)?);
+    }
     let constants =
         program.constants.iter().map(|&b| constant(value(b)?)).collect::<Result<Vec<_>, _>>()?;
     let strategy = graph
@@ -111,6 +117,17 @@ pub fn plan(
     })
 }
 
+/// The weights in the model file that a plan does not load, since a loss does not depend on them, say. The plan
+/// names them all the same: the model's digest leaves out their bytes.
+fn unread<'a>(model: &'a Graph, loaded: &[Weight]) -> Vec<&'a Value> {
+    let loaded: BTreeSet<&str> = loaded.iter().map(|w| w.name.as_str()).collect();
+    let is_unread = |v: &&Value| {
+        matches!(v.def, ValueDef::Weight(WeightSource::ModelFile { .. }))
+            && !loaded.contains(v.name.as_str())
+    };
+    model.values.iter().filter(is_unread).collect()
+}
+
 /// What the evaluator says of the chosen strategy.
 fn prediction(search: &SearchResult) -> Prediction {
     let e = &search.evaluation;
@@ -125,8 +142,7 @@ fn prediction(search: &SearchResult) -> Prediction {
     }
 }
 
-/// Says of a program that communicates beside compute what it takes: the simulator's time, and the memory of
-/// what is in flight.
+/// Says of a program that communicates beside compute what it takes: the simulator's time, and its arena.
 fn overlap(
     predicted: &mut Prediction,
     program: &Program,
@@ -137,9 +153,10 @@ fn overlap(
     predicted.total_us = simulation.total_us;
     predicted.compute_us = simulation.compute_us;
     predicted.communication_us = simulation.communication_us;
-    let held = MemoryReport::of(program)?;
-    predicted.memory_bytes = predicted.memory_bytes.max(held.bound_bytes());
-    predicted.activation_bytes = predicted.memory_bytes - predicted.weight_bytes;
+    let memory = MemoryReport::of(program)?;
+    predicted.memory_bytes = memory.arena_bytes;
+    predicted.weight_bytes = memory.weight_bytes;
+    predicted.activation_bytes = memory.arena_bytes.saturating_sub(memory.weight_bytes);
     Ok(())
 }
 
@@ -154,7 +171,11 @@ pub fn matrix_flops(graph: &Graph) -> f64 {
         .sum()
 }
 
-fn weight(value: &Value) -> Result<Weight, EmitError> {
+/// A weight as a plan names it.
+///
+/// # Errors
+/// If it is none, or a plan cannot carry it.
+pub fn weight(value: &Value) -> Result<Weight, EmitError> {
     let ValueDef::Weight(source) = &value.def else {
         return Err(EmitError::UnknownValue(value.name.clone()));
     };
@@ -183,7 +204,11 @@ fn place(name: &str, source: &WeightSource) -> Result<Source, EmitError> {
     })
 }
 
-fn constant(value: &Value) -> Result<Constant, EmitError> {
+/// A constant as a plan holds it.
+///
+/// # Errors
+/// If it is none.
+pub fn constant(value: &Value) -> Result<Constant, EmitError> {
     match &value.def {
         ValueDef::Constant(t) => Ok(Constant {
             name: value.name.clone(),

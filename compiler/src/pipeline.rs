@@ -5,7 +5,7 @@ use crate::report::units;
 use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
 use crate::train::policy::{Asked, Planned};
-use crate::train::{self, Recompute, TrainError, TrainOptions};
+use crate::train::{self, Recompute, Settings, TrainError, TrainOptions};
 use planc_codegen::{BUCKET_BYTES, CodegenError};
 use planc_cost_model::CostModel;
 use planc_cost_model::simulate::{instr_us, simulate};
@@ -116,6 +116,9 @@ pub fn compile_step(
     if search.strategy.gather_again {
         training.recipe.insert("weights".into(), "gathered again in the backward phase".into());
     }
+    let gather_again = search.strategy.gather_again;
+    let settings = Settings { step: train.clone(), recompute, gather_again };
+    training.settings = serde_json::to_value(settings).map_err(EmitError::from)?;
     let plan = plan(model, &graph, file, cost, options, &search, Some(training), progress)?;
     let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
     Ok(Compiled { plan, raised, graph, search, step: Some(trained) })

@@ -3,6 +3,10 @@
 //! It is slow and obviously right. Values are dropped after their last use, weights are loaded when
 //! a node first reads them.
 
+mod step;
+
+pub use step::{Evaluated, evaluate_step};
+
 use crate::graph::{Extents, Graph, NodeId, TensorType, ValueDef, ValueId};
 use crate::ops::Op;
 use crate::weights::{WeightError, Weights};
@@ -16,6 +20,8 @@ use thiserror::Error;
 pub enum InterpError {
     #[error("the graph takes {expected} inputs, got {found}")]
     InputCount { expected: usize, found: usize },
+    #[error("a step has {expected} micro-batches, got inputs for {found}")]
+    MicroBatches { expected: usize, found: usize },
     #[error("input `{name}` is {expected}, got {found}")]
     InputType { name: String, expected: TensorType, found: TensorType },
     #[error("weight `{name}`: {source}")]

@@ -43,7 +43,7 @@ pub struct Plan {
     pub certificate: Certificate,
     /// Pipeline stages in order; one for an unpipelined plan.
     pub stages: Vec<Stage>,
-    /// The weights that programs load, in the model's order.
+    /// The weights that programs load, in the model's order, and then those in the model file that they do not.
     pub weights: Vec<Weight>,
     /// Small tensors that came out of constant folding.
     pub constants: Vec<Constant>,
@@ -86,6 +86,8 @@ pub struct Training {
     pub recipe: BTreeMap<String, String>,
     /// The weights that a step changes: parameters and the optimizer's state.
     pub state: Vec<String>,
+    /// What the planner made the step from, in its own terms: enough to make it again from the model.
+    pub settings: serde_json::Value,
 }
 
 /// A named tensor type.

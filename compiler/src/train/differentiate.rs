@@ -69,7 +69,9 @@ fn first_readers(graph: &Graph, wanted: &[ValueId]) -> BTreeMap<usize, Vec<Value
 /// By value: whether it is a wanted one or depends on one in a way that has gradients.
 fn active(graph: &Graph, wanted: &[ValueId]) -> Vec<bool> {
     let mut active = vec![false; graph.values.len()];
-    wanted.iter().for_each(|v| active[v.index()] = true);
+    for v in wanted {
+        active[v.index()] = true;
+    }
     for node in &graph.nodes {
         if node.inputs.iter().any(|v| active[v.index()]) {
             for &v in &node.outputs {

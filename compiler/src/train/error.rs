@@ -16,6 +16,8 @@ pub enum TrainError {
     NoParameters,
     #[error("a step has at least one micro-batch")]
     MicroBatches,
+    #[error("gradients cannot be scaled down to a norm of {norm}: it is a positive number")]
+    ClipNorm { norm: f64 },
     #[error("the model has no output `{name}`; it has {}", outputs.join(", "))]
     NoOutput { name: String, outputs: Vec<String> },
     #[error("output `{name}` is {ty}: {expected}")]

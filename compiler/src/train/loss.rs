@@ -12,13 +12,15 @@ use planc_ir::ops::Build;
 use planc_ir::scalar::ScalarFn as F;
 use planc_ir::sharding::ReduceKind;
 use planc_ir::{DType, OpError, Tensor, TensorType};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The label that says that a place does not count, as in PyTorch.
 pub const IGNORED: i64 = -100;
 
 /// What is made smaller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Loss {
     /// An output of the model: a scalar.
     Output(String),
@@ -138,6 +140,15 @@ fn mean_square(
     Ok(Appended { value, seeds: vec![(output, seed)], labels: Some(labels) })
 }
 
+/// What the gradient of cross-entropy needs of its forward phase.
+struct Parts {
+    exponentials: ValueId,
+    sum: ValueId,
+    is_label: ValueId,
+    weight: ValueId,
+    value: ValueId,
+}
+
 fn cross_entropy(
     graph: &mut Graph,
     logits: ValueId,
@@ -150,13 +161,6 @@ fn cross_entropy(
     let mut a = Append::new(graph, Phase::Forward, "loss");
     let (labels, labels_name) = a.input("labels", DType::I64, &ty.shape[..last]);
     let all: Vec<usize> = (0..ty.rank()).collect();
-    struct Parts {
-        exponentials: ValueId,
-        sum: ValueId,
-        is_label: ValueId,
-        weight: ValueId,
-        value: ValueId,
-    }
     let parts = a.run(|a| {
         let x = a.cast(logits, DType::F32)?;
         let largest = a.reduce(ReduceKind::Max, x, &[last])?;

@@ -14,6 +14,7 @@
 //! - [`differentiate`]: gradients of everything that a parameter is wanted of.
 //! - [`recompute`]: computing again in the backward phase what is not kept.
 //! - [`policy`]: which of that is worth it.
+//! - [`settings`]: all of that as a plan carries it, so that the step can be made again.
 //! - [`update`]: what happens to gradients: accumulation, loss scaling, clipping, the optimizer.
 
 mod append;
@@ -24,22 +25,26 @@ pub mod parameters;
 pub mod policy;
 pub mod precision;
 pub mod recompute;
+pub mod settings;
 pub mod update;
 
 pub use error::TrainError;
 pub use loss::Loss;
 pub use precision::Precision;
 pub use recompute::Recompute;
+pub use settings::Settings;
 pub use update::{LossScale, Optimizer, Trained};
 
 use planc_ir::finish::{prune, unique_names};
 use planc_ir::plan::Training;
 use planc_ir::{Graph, ValueDef, ValueId};
 use precision::{Lowered, Master};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What is asked of a training step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TrainOptions {
     /// What is made smaller.
     pub loss: Loss,
@@ -97,6 +102,9 @@ struct Differentiated {
 fn differentiated(model: &Graph, options: &TrainOptions) -> Result<Differentiated, TrainError> {
     if options.micro_batches == 0 {
         return Err(TrainError::MicroBatches);
+    }
+    if let Some(norm) = options.clip_norm.filter(|n| !n.is_finite() || *n <= 0.0) {
+        return Err(TrainError::ClipNorm { norm });
     }
     let Lowered { mut graph, masters } = precision::lower(model, options.precision)?;
     let mut untrained = BTreeMap::new();
@@ -165,6 +173,8 @@ pub fn step(model: &Graph, options: &TrainOptions) -> Result<Step, TrainError> {
         learning_rate: updated.learning_rate,
         micro_batches: options.micro_batches,
         recipe: recipe(options),
+        // Who makes the plan knows what else belongs to them.
+        settings: serde_json::Value::Null,
         state: states.map(named).collect(),
     };
     Ok(Step { graph, training, parameters, untrained })

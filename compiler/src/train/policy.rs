@@ -58,23 +58,20 @@ pub fn plan(
     let mut policies =
         Policies { step, costs, options, best: None, failed: None, unlimited, progress };
     let again = asked.gather_again.map_or(vec![false, true], |again| vec![again]);
-    match asked.recompute {
-        Some(recompute) => {
-            let recompute = match recompute {
-                Recompute::Blocks(n) => Recompute::Blocks(n.min(blocks(step).len() as u32)),
-                other => other,
-            };
-            for &again in &again {
-                policies.attempt(recompute, again)?;
-            }
+    if let Some(recompute) = asked.recompute {
+        let recompute = match recompute {
+            Recompute::Blocks(n) => Recompute::Blocks(n.min(blocks(step).len() as u32)),
+            other => other,
+        };
+        for &again in &again {
+            policies.attempt(recompute, again)?;
         }
-        None => {
-            let all = blocks(step).len() as u32;
-            for &again in &again {
-                policies.attempt(Recompute::Nothing, again)?;
-                policies.attempt(Recompute::Cheap, again)?;
-                policies.fewest_blocks(all, again)?;
-            }
+    } else {
+        let all = blocks(step).len() as u32;
+        for &again in &again {
+            policies.attempt(Recompute::Cheap, again)?;
+            policies.fewest_blocks(all, again)?;
+            policies.attempt(Recompute::Nothing, again)?;
         }
     }
     match (policies.best, policies.failed) {

@@ -10,11 +10,13 @@ use planc_ir::ops::Op;
 use planc_ir::ops::map::Map;
 use planc_ir::scalar::ScalarFn;
 use planc_ir::{DType, Extents, NodeId, OpError, Tensor};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// In what type activations and gradients are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// As the model says.
     AsModel,

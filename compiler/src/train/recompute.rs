@@ -7,11 +7,13 @@
 use crate::search::blocks::Blocks;
 use planc_ir::graph::{Graph, Node, NodeId, Phase, ValueDef, ValueId};
 use planc_ir::ops::work::WorkKind;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
 /// What is recomputed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: every result that the backward phase reads is kept.
     Nothing,

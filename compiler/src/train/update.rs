@@ -13,11 +13,13 @@ use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
 use planc_ir::ops::reshape::Reshape;
 use planc_ir::scalar::ScalarFn as F;
 use planc_ir::{DType, OpError, TensorType};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// How parameters follow their gradients.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Optimizer(pub Rule);
 
 impl Default for Optimizer {

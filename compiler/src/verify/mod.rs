@@ -7,15 +7,21 @@
 //!    op) this is a proof of equivalence.
 //! 2. **Numbers** ([`numbers`]): the plan's strategies are executed on virtual CPU ranks and compared with
 //!    the reference evaluation of the model as it was imported, which checks the raising too, on the model's own dimensions if that is cheap, else on small ones.
+//!
+//! A plan of training steps says what its step was made from ([`Settings`]), so the step is made again and the
+//! plan is compared with that. The numbers of a step are its outputs and all state after it.
 
 pub mod compare;
+mod graphs;
 pub mod numbers;
+mod step;
 pub mod structure;
 
 pub use compare::{Comparison, Tolerance, compare, random_inputs};
+pub use graphs::Graphs;
 pub use numbers::Numerical;
 
-use crate::rewrite::raise;
+use crate::train::{Settings, TrainError};
 use planc_ir::onnx::{ImportError, ImportOptions, import};
 use planc_ir::plan::Plan;
 use std::collections::BTreeMap;
@@ -41,6 +47,10 @@ pub enum VerifyError {
         "the plan is for another model: its digest is {expected}, that of {file} is {found}; plan this model anew"
     )]
     OtherModel { file: String, expected: String, found: String },
+    #[error("what the plan says of its training step cannot be read: {0}; plan the model anew")]
+    Settings(serde_json::Error),
+    #[error("the plan's training step cannot be made from the model: {0}")]
+    Train(#[from] TrainError),
     #[error("running the plan failed: {0}")]
     Run(#[from] planc_runtime::RunError),
     #[error("the reference evaluation failed: {0}")]
@@ -72,10 +82,10 @@ pub struct Report {
 /// If the model cannot be read, is another one, or a check cannot be carried out. A plan that is wrong is
 /// no error but a report with findings or with differing numbers.
 pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, VerifyError> {
-    let model = import(
-        path,
-        &ImportOptions { bind: plan.model.bindings.clone(), ..ImportOptions::default() },
-    )?;
+    let settings = settings(plan)?;
+    let training = settings.is_some();
+    let bind = plan.model.bindings.clone();
+    let model = import(path, &ImportOptions { bind, training })?;
     if model.digest != plan.model.digest {
         return Err(VerifyError::OtherModel {
             file: path.display().to_string(),
@@ -83,10 +93,10 @@ pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, Ver
             found: model.digest,
         });
     }
-    let raised = raise(&model.graph).graph;
-    let findings = structure::check(plan, &raised);
+    let graphs = Graphs::of(model.graph, settings.as_ref())?;
+    let findings = structure::check(plan, &graphs);
     let numerical = if findings.is_empty() {
-        numbers::check(plan, &model.graph, &raised, path, options)?
+        numbers::check(plan, &graphs, settings.as_ref(), path, options)?
     } else {
         Numerical::Skipped { why: "the structure is wrong".to_string() }
     };
@@ -96,4 +106,10 @@ pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, Ver
         buffers: plan.stages.iter().map(|s| s.program.buffers.len()).sum(),
         numerical,
     })
+}
+
+/// What the plan's training step was made from, if its steps train.
+fn settings(plan: &Plan) -> Result<Option<Settings>, VerifyError> {
+    let read = |t: &planc_ir::plan::Training| serde_json::from_value(t.settings.clone());
+    plan.training.as_ref().map(read).transpose().map_err(VerifyError::Settings)
 }

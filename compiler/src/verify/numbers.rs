@@ -1,11 +1,11 @@
 //! The numerical check: see the module above.
 
 use super::compare::{Comparison, Tolerance, compare, random_inputs};
-use super::{Options, VerifyError};
+use super::{Graphs, Options, VerifyError, step};
 use crate::emit::matrix_flops;
-use crate::rewrite::raise;
+use crate::train::Settings;
 use planc_cost_model::{Catalogue, Cluster, CostModel};
-use planc_ir::graph::{Graph, ValueDef};
+use planc_ir::graph::{Graph, ValueDef, WeightSource};
 use planc_ir::onnx::{ImportOptions, import};
 use planc_ir::plan::{Named, Plan};
 use planc_ir::program::Program;
@@ -47,15 +47,15 @@ pub enum Numerical {
 /// If something that should run does not.
 pub fn check(
     plan: &Plan,
-    model: &Graph,
-    raised: &Graph,
+    graphs: &Graphs,
+    settings: Option<&Settings>,
     path: &Path,
     options: &Options,
 ) -> Result<Numerical, VerifyError> {
     let program = &plan.stages[0].program;
-    if options.bind.is_empty() && is_cheap(model) {
+    if options.bind.is_empty() && is_cheap(&graphs.reference) {
         let what = "the plan's own program";
-        return run(what.to_string(), model, raised, program, path, options.seed);
+        return run(what.to_string(), graphs, program, path, options.seed);
     }
     if plan.model.bindings.is_empty() {
         let why = "the model is too large for the reference evaluation, and none of its dimensions \
@@ -74,28 +74,35 @@ pub fn check(
     let bound: Vec<String> = bind.iter().map(|(name, n)| format!("{name}={n}")).collect();
     let what = format!("the plan's strategies with {}", bound.join(", "));
     let skipped = |why: String| Ok(Numerical::Skipped { why });
-    let small = match import(path, &ImportOptions { bind, ..ImportOptions::default() }) {
+    let small = match import(path, &ImportOptions { bind, training: settings.is_some() }) {
         Ok(small) => small,
         Err(e) => return skipped(format!("{what}: {e}")),
     };
-    let small_raised = raise(&small.graph).graph;
-    if !same_nodes(&small_raised, raised) {
+    let small = match Graphs::of(small.graph, settings) {
+        Ok(small) => small,
+        Err(e) => return skipped(format!("{what}: {e}")),
+    };
+    if !same_nodes(&small.planned, &graphs.planned) {
         return skipped(format!("{what}: the model's nodes depend on its dimensions; try --bind"));
     }
-    if !is_cheap(&small.graph) {
+    if !is_cheap(&small.reference) {
         return skipped(format!("{what}: the model is too large for the reference evaluation"));
     }
-    let strategy = match strategy(plan, &small_raised) {
-        Ok(strategy) => strategy,
+    let strategy = match strategy(plan, &small.planned) {
+        Ok(strategy) => {
+            Strategy { gather_again: settings.is_some_and(|s| s.gather_again), ..strategy }
+        }
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
-    let program = planc_codegen::partition(&small_raised, &strategy, &cost_model(plan)?)?;
-    run(what, &small.graph, &small_raised, &program, path, options.seed)
+    let program = planc_codegen::partition(&small.planned, &strategy, &cost_model(plan)?)?;
+    run(what, &small, &program, path, options.seed)
 }
 
 fn is_cheap(graph: &Graph) -> bool {
     let bytes = graph.values.iter().fold(0u64, |n, v| n.saturating_add(v.ty.bytes()));
-    bytes <= MAX_BYTES && matrix_flops(graph) <= MAX_FLOPS
+    let repeats = graph.micro_batches;
+    bytes.saturating_mul(u64::from(repeats)) <= MAX_BYTES
+        && matrix_flops(graph) * f64::from(repeats) <= MAX_FLOPS
 }
 
 fn same_nodes(a: &Graph, b: &Graph) -> bool {
@@ -132,33 +139,31 @@ fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
     CostModel::new(&cluster, &catalogue).map_err(bad)
 }
 
-/// Runs a program of `raised` and the reference, `graph` as it was imported, on the same random inputs.
+/// Runs a program of what was planned and the reference on the same random inputs.
 fn run(
-    what: String,
-    graph: &Graph,
-    raised: &Graph,
+    mut what: String,
+    graphs: &Graphs,
     program: &Program,
     path: &Path,
     seed: u64,
 ) -> Result<Numerical, VerifyError> {
-    let (weights, what) = match weights(graph, path) {
-        Some(weights) => (weights, what),
-        None => (random_weights(graph, seed)?, format!("{what}, random weights")),
+    let graph = &graphs.reference;
+    let weights = if let Some(weights) = weights(graph, path) {
+        weights
+    } else {
+        what.push_str(", random weights");
+        random_weights(graph, seed)?
     };
-    let named: Vec<Named> = graph
-        .inputs
-        .iter()
-        .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
-        .collect();
+    if let Some(training) = &graphs.training {
+        if graphs.is_raised {
+            what.push_str(", against the raised model's step");
+        }
+        let worst = step::run(graphs, &training.learning_rate, program, weights, seed)?;
+        return Ok(Numerical::Compared { what, worst });
+    }
+    let named = named(graph);
     let inputs = random_inputs(&named, seed)?;
-    let constants = raised
-        .values
-        .iter()
-        .filter_map(|v| match &v.def {
-            ValueDef::Constant(t) => Some((v.name.clone(), t.as_ref().clone())),
-            _ => None,
-        })
-        .collect();
+    let constants = constants(&graphs.planned);
     let ordered: Vec<Tensor> = named.iter().map(|n| inputs[&n.name].clone()).collect();
     let expected = interp::evaluate(graph, &ordered, &Loaded(&weights))?;
     let found = planc_runtime::execute(program, &weights, &constants, &inputs)?;
@@ -171,6 +176,21 @@ fn run(
         worst.equal &= c.equal;
     }
     Ok(Numerical::Compared { what, worst })
+}
+
+/// The inputs of a graph.
+pub(super) fn named(graph: &Graph) -> Vec<Named> {
+    let named = |&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() };
+    graph.inputs.iter().map(named).collect()
+}
+
+/// The constants of a graph by name.
+pub(super) fn constants(graph: &Graph) -> BTreeMap<String, Tensor> {
+    let constant = |v: &planc_ir::graph::Value| match &v.def {
+        ValueDef::Constant(t) => Some((v.name.clone(), t.as_ref().clone())),
+        _ => None,
+    };
+    graph.values.iter().filter_map(constant).collect()
 }
 
 /// What rounding in another order may change.
@@ -198,7 +218,8 @@ fn weights(graph: &Graph, path: &Path) -> Option<BTreeMap<String, Tensor>> {
         .collect()
 }
 
-/// Small random weights, so that activations stay of one magnitude through a deep network.
+/// Small random weights, so that activations stay of one magnitude through a deep network; what no file holds
+/// anyway is what it is.
 fn random_weights(
     graph: &Graph,
     seed: u64,
@@ -211,14 +232,17 @@ fn random_weights(
         .map(|v| {
             let fan_in = v.ty.shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
             let scale = 1.0 / (fan_in as f64).sqrt();
-            let t = Tensor::from_f64(v.ty.clone(), |_| (rng.f64() * 2.0 - 1.0) * scale)?;
+            let t = Tensor::from_f64(v.ty.clone(), |_| match v.def {
+                ValueDef::Weight(WeightSource::Fill { value }) => value,
+                _ => (rng.f64() * 2.0 - 1.0) * scale,
+            })?;
             Ok((v.name.clone(), t))
         })
         .collect()
 }
 
 /// Weights in memory, for the reference evaluation.
-struct Loaded<'a>(&'a BTreeMap<String, Tensor>);
+pub(super) struct Loaded<'a>(pub &'a BTreeMap<String, Tensor>);
 
 impl planc_ir::weights::Weights for Loaded<'_> {
     fn load(

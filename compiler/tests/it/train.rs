@@ -159,3 +159,48 @@ fn what_cannot_be_trained_is_said() {
     let found = refused(&format!("{run} --checkpoint states --resume"));
     assert!(found.contains("step-00000003.safetensors is not a whole"), "{found}");
 }
+
+/// The losses that `planc train` prints are those that PyTorch has.
+#[test]
+fn a_model_is_planned_trained_and_verified() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| super::data().join(path).to_str().expect("a path").to_string();
+    let model = at("models/gpt2-dynamo/model.onnx");
+    let reference = std::fs::read(at("training/gpt2-dynamo.curves.json")).expect("a reference");
+    let reference: serde_json::Value = serde_json::from_slice(&reference).expect("JSON");
+    let curve = &reference["curves"]["adamw"];
+    let recipe = |key: &str| curve["recipe"][key].to_string();
+    let planned = [
+        ["--loss", "cross-entropy:logits"],
+        ["--bind", "batch=8,seq=16"],
+        ["--gpus", "4"],
+        ["--out", "step.plan.json"],
+    ]
+    .concat();
+    let (beta1, beta2) = (recipe("beta1"), recipe("beta2"));
+    let decay = recipe("weight_decay");
+    let adam = ["--beta1", &beta1, "--beta2", &beta2, "--weight-decay", &decay];
+    let output = planc(folder.path(), &[&[&model, "--train"], &planned[..], &adam].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+
+    let rate = recipe("learning_rate");
+    let data = at("training/gpt2-dynamo.batches.safetensors");
+    let found = train(
+        folder.path(),
+        &format!(
+            "step.plan.json --data {data} --model {model} --steps 20 --learning-rate {rate} --json"
+        ),
+    );
+    let losses = curve["losses"].as_array().expect("losses");
+    let found = steps(&found);
+    assert_eq!(found.len(), losses.len());
+    for ((step, loss, _), expected) in found.iter().zip(losses) {
+        let expected = expected.as_f64().expect("a number");
+        assert!((loss - expected).abs() <= 1e-4, "step {step}: {loss}, not {expected}");
+    }
+
+    let output = planc(folder.path(), &["verify", "step.plan.json", &model]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains(" 0 findings") && said.contains(": equal"), "{said}");
+}

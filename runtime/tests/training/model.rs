@@ -187,6 +187,7 @@ pub fn plan(folder: &Path, graph: &Graph, strategy: &Strategy) -> Plan {
             micro_batches: MICRO_BATCHES,
             recipe: BTreeMap::new(),
             state: ["step", "w", "w.m", "w.v"].map(String::from).to_vec(),
+            settings: serde_json::Value::Null,
         }),
         cluster: serde_json::Value::Null,
         semantics: Semantics::Exact,

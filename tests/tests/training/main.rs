@@ -3,4 +3,7 @@
 
 mod curves;
 mod gradients;
+mod memory;
+mod resume;
 mod support;
+mod verify;

@@ -1,23 +1,86 @@
 //! Models and steps as the tests need them.
 
+use planc::emit;
+use planc::pipeline::{Compiled, compile_step};
 use planc::rewrite::raise;
+use planc::search::SearchOptions;
+use planc::search::baselines::baselines;
+use planc::search::blocks::Blocks;
+use planc::search::space::Space;
+use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
-use planc_ir::onnx::{ImportOptions, import};
+use planc_cost_model::CostModel;
+use planc_ir::onnx::{ImportOptions, Model, import};
 use planc_ir::ops::optimizer_step::Rule;
+use planc_ir::plan::Plan;
+use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::{Graph, Tensor};
 use planc_tests::training::{self, LABELS, Recipe};
-use planc_tests::{DataSet, bindings};
+use planc_tests::{DataSet, bindings, cost_model};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The raised graph of a model, imported for training at the extents of these inputs.
 pub fn model(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Graph {
+    raise(&imported(path, inputs).graph).graph
+}
+
+fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
     let mut inputs = inputs.clone();
     inputs.remove(LABELS);
     let set = DataSet { inputs, outputs: BTreeMap::new() };
     let bind = bindings(path, &set).into_iter().collect();
-    let model = import(path, &ImportOptions { bind, training: true }).expect("the model imports");
-    raise(&model.graph).graph
+    import(path, &ImportOptions { bind, training: true }).expect("the model imports")
+}
+
+/// How a plan is found.
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    /// By the search.
+    Searched,
+    /// As a baseline, by its name: it may split what is too small for splitting to pay.
+    Baseline(&'static str),
+}
+
+/// A plan of training steps on a mesh, as it reads back from its file.
+pub fn planned(
+    path: &Path,
+    inputs: &BTreeMap<String, Tensor>,
+    options: &TrainOptions,
+    asked: Asked,
+    mesh: &Mesh,
+    how: How,
+) -> Plan {
+    let model = imported(path, inputs);
+    let file = path.file_name().expect("a name").to_string_lossy().into_owned();
+    let cost = cost_model("H100", mesh.ranks());
+    let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
+    let compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let plan = match how {
+        How::Searched => compiled.plan,
+        How::Baseline(name) => {
+            let Compiled { plan, graph, mut search, .. } = compiled;
+            let gather_again = search.strategy.gather_again;
+            search.strategy = baseline(&graph, mesh, &cost, name);
+            search.strategy.gather_again = gather_again;
+            let program = planc_codegen::partition(&graph, &search.strategy, &cost);
+            let program = program.expect("it is partitioned");
+            emit::plan(&model, &graph, &file, &cost, &search, program, plan.training)
+                .expect("it is written down")
+        }
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().join("step.plan.json");
+    plan.save(&at).expect("the plan is written");
+    Plan::load(&at).expect("the plan reads back")
+}
+
+fn baseline(graph: &Graph, mesh: &Mesh, cost: &CostModel, name: &str) -> Strategy {
+    let blocks = Blocks::find(graph);
+    let space = Space::new(graph, mesh, &blocks, cost);
+    let found = baselines(graph).into_iter().find(|b| b.name() == name);
+    found.unwrap_or_else(|| panic!("no baseline is called {name}")).strategy(&space, cost)
 }
 
 /// A loss of an output.

@@ -1,28 +1,52 @@
 //! The structural check: see the module above.
 
-use planc_ir::graph::{Extents, Graph, NodeId, ValueDef};
-use planc_ir::plan::{NodeStrategy, Plan, Stage};
-use planc_ir::program::{self, BufferId, Instr, Program};
+mod state;
+
+use super::Graphs;
+use crate::emit;
+use planc_ir::graph::{Extents, Graph, NodeId, Value, ValueDef};
+use planc_ir::plan::{NodeStrategy, Plan, Stage, Training};
+use planc_ir::program::{self, BufferId, Instr, Kernel, Program};
+use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::op_shardings;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that is wrong with the plan's structure as a plan of `graph`.
-pub fn check(plan: &Plan, graph: &Graph) -> Vec<String> {
+/// Everything that is wrong with the plan's structure as a plan of a model.
+pub fn check(plan: &Plan, graphs: &Graphs) -> Vec<String> {
+    let graph = &graphs.planned;
     let [stage] = plan.stages.as_slice() else {
         return vec![format!("the plan has {} stages; one is supported", plan.stages.len())];
     };
     let mut findings: Vec<String> =
         program::verify::verify(&stage.program).iter().map(ToString::to_string).collect();
     if findings.is_empty() {
-        interface(plan, &stage.program, graph, &mut findings);
+        interface(&stage.program, graph, &mut findings);
+        contents(plan, &stage.program, graph, &mut findings);
         nodes(stage, graph, &mut findings);
+        state::check(&stage.program, graph, &mut findings);
+        training(plan.training.as_ref(), graphs.training.as_ref(), &mut findings);
         reshards(&stage.program, &mut findings);
     }
     findings
 }
 
-/// Inputs, outputs and weights are the model's, in name, type and place.
-fn interface(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<String>) {
+/// What the plan says to who runs its steps is what the step has. (What it says in words is not looked at.)
+fn training(says: Option<&Training>, has: Option<&Training>, findings: &mut Vec<String>) {
+    let (Some(says), Some(has)) = (says, has) else { return };
+    let mut same = |what: &str, is_same: bool| {
+        if !is_same {
+            findings.push(format!("the plan and the step that it trains differ in {what}"));
+        }
+    };
+    same("the loss", says.loss == has.loss);
+    same("the labels", says.labels == has.labels);
+    same("the learning rate", says.learning_rate == has.learning_rate);
+    same("the micro-batches", says.micro_batches == has.micro_batches);
+    same("the state", says.state == has.state);
+}
+
+/// Inputs and outputs are the model's, and every buffer has its value's type.
+fn interface(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
     let mut same = |what: &str, ids: &[BufferId], values: &[planc_ir::ValueId]| {
         let found: Vec<_> = ids.iter().map(|&b| &program.buffer(b).name).collect();
         let expected: Vec<_> = values.iter().map(|&v| &graph.value(v).name).collect();
@@ -48,20 +72,55 @@ fn interface(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<S
             None => findings.push(format!("the model has no value `{}`", buffer.name)),
         }
     }
-    let loaded: BTreeSet<&str> = plan
-        .weights
-        .iter()
-        .map(|w| w.name.as_str())
-        .chain(plan.constants.iter().map(|c| c.name.as_str()))
-        .collect();
-    for &id in program.weights.iter().chain(&program.constants) {
-        let name = program.buffer(id).name.as_str();
-        let known = values
-            .get(name)
-            .is_some_and(|v| matches!(v.def, ValueDef::Weight(_) | ValueDef::Constant(_)));
-        if !known || !loaded.contains(name) {
-            findings.push(format!("`{name}` is loaded but is no weight of the model and plan"));
+}
+
+/// Whether a value is one of a kind, as the plan has it.
+type IsSuch<'a> = dyn Fn(&Value) -> bool + 'a;
+
+/// What is loaded is the model's, from where the model has it, and each value once: of state that were there
+/// twice, one would stay as it was.
+fn contents(plan: &Plan, program: &Program, graph: &Graph, findings: &mut Vec<String>) {
+    let values: BTreeMap<&str, &Value> =
+        graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
+    let weights: BTreeMap<&str, _> = plan.weights.iter().map(|w| (w.name.as_str(), w)).collect();
+    let constants: BTreeMap<&str, _> =
+        plan.constants.iter().map(|c| (c.name.as_str(), c)).collect();
+    let is_weight = |v: &Value| {
+        weights.get(v.name.as_str()).is_some_and(|w| emit::weight(v).is_ok_and(|m| m == **w))
+    };
+    let is_constant = |v: &Value| {
+        constants.get(v.name.as_str()).is_some_and(|c| emit::constant(v).is_ok_and(|m| m == **c))
+    };
+    let is_accumulator = |v: &Value| matches!(v.def, ValueDef::Accumulator);
+    let lists: [(&str, &[BufferId], &IsSuch<'_>); 3] = [
+        ("weight", &program.weights, &is_weight),
+        ("constant", &program.constants, &is_constant),
+        ("accumulator", &program.accumulators, &is_accumulator),
+    ];
+    let mut loaded = BTreeSet::new();
+    for (what, ids, is_such) in lists {
+        for &id in ids {
+            let name = program.buffer(id).name.as_str();
+            if !values.get(name).is_some_and(|v| is_such(v)) {
+                findings.push(format!("`{name}` is loaded, but not as a {what} of the model"));
+            }
+            if !loaded.insert(name) {
+                findings.push(format!("`{name}` is loaded twice"));
+            }
         }
+    }
+}
+
+/// Whether an instruction only copies a value, as state is that cannot be made where it lies.
+fn is_copy(program: &Program, instr: &Instr) -> bool {
+    match instr {
+        Instr::Kernel {
+            kernel: Kernel::Map { f: ScalarFn::Identity }, inputs, outputs, ..
+        } => {
+            matches!((&inputs[..], &outputs[..]), (&[from], &[to])
+                if program.buffer(from).name == program.buffer(to).name)
+        }
+        _ => false,
     }
 }
 
@@ -80,7 +139,7 @@ fn nodes(stage: &Stage, graph: &Graph, findings: &mut Vec<String>) {
     // Value names are unique, node names need not be: a kernel is found by what it writes.
     let mut kernels: BTreeMap<&str, Vec<&Instr>> = BTreeMap::new();
     let mut count = 0;
-    for instr in &program.instrs {
+    for instr in program.instrs.iter().filter(|i| !is_copy(program, i)) {
         if let Instr::Kernel { outputs, .. } = instr {
             count += 1;
             if let Some(&first) = outputs.first() {
@@ -155,9 +214,18 @@ fn node(
     }
 }
 
-/// Whatever is no kernel changes a value's sharding and nothing else. (That the step turns the one
-/// sharding into the other is the program verifier's to check.)
+/// Whatever is no kernel changes a value's sharding and nothing else, a copy not even that. (That the step
+/// turns the one sharding into the other is the program verifier's to check.)
 fn reshards(program: &Program, findings: &mut Vec<String>) {
+    for instr in &program.instrs {
+        if is_copy(program, instr)
+            && let (&[input], &[output]) = (instr.reads(), instr.writes())
+            && program.buffer(input).sharding != program.buffer(output).sharding
+        {
+            let name = &program.buffer(input).name;
+            findings.push(format!("a copy of `{name}` changes its sharding"));
+        }
+    }
     for (_, input, output) in program.instrs.iter().flat_map(Instr::steps) {
         let (from, to) = (program.buffer(input), program.buffer(output));
         if from.name != to.name || from.ty != to.ty {
