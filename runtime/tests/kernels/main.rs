@@ -56,7 +56,9 @@ fn run_all_on(
         inputs.iter().zip(&bytes).map(|((local, _), bytes)| In { local, bytes }).collect();
     let mut results: Vec<AlignedBytes> =
         outs.iter().map(|out| AlignedBytes::zeroed(out.ty.bytes()).unwrap()).collect();
-    results.iter_mut().for_each(|r| r.fill(0xA5)); // what was there before must not matter
+    for result in &mut results {
+        result.fill(0xA5); // what was there before must not matter
+    }
     let mut operands: Vec<Out<'_>> =
         outs.iter().zip(&mut results).map(|(local, bytes)| Out { local, bytes }).collect();
     run(kernel, &inputs, &mut operands)?;
