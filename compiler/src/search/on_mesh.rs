@@ -20,11 +20,14 @@ use planc_ir::Graph;
 use planc_ir::sharding::{Mesh, Strategy};
 use std::time::Instant;
 
-/// The gap that is enough where the priced problems are too large to eliminate.
+/// Problems of more memory rows times decisions are not given to the solver: it takes hours.
+const MOST_FOR_SOLVER: usize = 30_000;
+
+/// The gap that is enough for those.
 const ENOUGH_OF_LARGE: f64 = 0.01;
 
 /// Prices of memory tried there.
-const ROUNDS_OF_LARGE: usize = 6;
+const ROUNDS_OF_LARGE: usize = 10;
 
 /// What is searched, and where.
 pub struct OnMesh<'a> {
@@ -236,32 +239,38 @@ impl OnMesh<'_> {
             return self.solve(request, start.map(Vec::as_slice));
         }
         let enough = self.options.limits.relative_gap;
-        if let Some(priced) = lagrange(request, start, enough, ROUNDS, &by_elimination) {
-            if priced.gap().is_some_and(|gap| gap <= enough) {
-                return Ok(Self::priced(request, priced, "elimination with priced memory"));
-            }
-            let start = priced.best.map(|(choice, _)| choice);
-            let mut outcome = self.solve(request, start.as_deref())?;
-            if let Outcome::Solved(solved) = &mut outcome {
-                solved.bound_us = solved.bound_us.max(priced.bound_us).min(solved.objective_us);
-            }
-            return Ok(outcome);
+        if request.memory.rows.len().saturating_mul(request.decisions.len()) > MOST_FOR_SOLVER {
+            return Ok(self.solve_priced(request, start, enough.max(ENOUGH_OF_LARGE)));
         }
-        // Too large to eliminate, and with memory rows too large for the solver; without them it is not.
+        let Some(priced) = lagrange(request, start, enough, ROUNDS, &by_elimination) else {
+            return self.solve(request, start.map(Vec::as_slice));
+        };
+        if priced.gap().is_some_and(|gap| gap <= enough) {
+            return Ok(Self::priced(request, priced, "elimination with priced memory"));
+        }
+        let start = priced.best.map(|(choice, _)| choice);
+        let mut outcome = self.solve(request, start.as_deref())?;
+        if let Outcome::Solved(solved) = &mut outcome {
+            solved.bound_us = solved.bound_us.max(priced.bound_us).min(solved.objective_us);
+        }
+        Ok(outcome)
+    }
+
+    /// Solves a request with more memory rows than the solver can take, by pricing memory alone.
+    fn solve_priced(&self, request: &Request, start: Option<&Choice>, enough: f64) -> Outcome {
         let solve = |request: &Request| match self.solve(request, None) {
             Ok(Outcome::Solved(s)) => Some((s.choice, s.objective_us, s.bound_us)),
             _ => None,
         };
-        let enough = enough.max(ENOUGH_OF_LARGE);
         if start.is_none()
             && let Some((choice, bytes)) = leanest(request, fullest(request), &solve)
             && bytes > self.limit_bytes
         {
-            return Ok(Outcome::Infeasible(Some(choice)));
+            return Outcome::Infeasible(Some(choice));
         }
         match lagrange(request, start, enough, ROUNDS_OF_LARGE, &solve) {
-            Some(priced) => Ok(Self::priced(request, priced, "HiGHS with priced memory")),
-            None => self.solve(request, start.map(Vec::as_slice)),
+            Some(priced) => Self::priced(request, priced, "priced memory"),
+            None => Outcome::Stopped,
         }
     }
 
