@@ -3,9 +3,11 @@
 
 use planc_ir::plan::{
     Baseline, Certificate, Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, PlanError,
-    Prediction, Semantics, Source, Stage, Weight,
+    Prediction, Semantics, Source, Stage, Training, Weight,
 };
-use planc_ir::program::{Buffer, BufferId, Instr, Kernel, Program, Slot};
+use planc_ir::program::{
+    Buffer, BufferId, CarriedBuffer, Instr, Kernel, MicroBatches, Program, Slot,
+};
 use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::reshard::Step;
 use planc_ir::sharding::{
@@ -81,10 +83,10 @@ fn plan() -> Plan {
         inputs: vec![BufferId(0)],
         weights: vec![],
         constants: vec![],
-        accumulators: Vec::new(),
+        accumulators: vec![BufferId(1)],
         instrs,
-        micro_batches: None,
-        carried: Vec::new(),
+        micro_batches: Some(MicroBatches { count: 2, instrs: 3 }),
+        carried: vec![CarriedBuffer { state: BufferId(0), next: BufferId(1) }],
         outputs: vec![BufferId(1)],
         arena_bytes: 8192,
     };
@@ -102,7 +104,15 @@ fn plan() -> Plan {
             inputs: vec![Named { name: "x".into(), ty: ty(&[4, 256]) }],
             outputs: vec![Named { name: "y".into(), ty: ty(&[]) }],
         },
-        training: None,
+        training: Some(Training {
+            loss: "y".into(),
+            labels: Some("labels".into()),
+            learning_rate: "learning_rate".into(),
+            micro_batches: 2,
+            recipe: [("optimizer".to_string(), "SGD".to_string())].into(),
+            state: vec!["w".into()],
+            settings: json!({ "recompute": "nothing" }),
+        }),
         cluster: json!({ "nodes": 1 }),
         semantics: Semantics::Exact,
         predicted: Prediction {
@@ -149,6 +159,12 @@ fn plan() -> Plan {
                 source: Source::File { location: Some("v.data".into()), offset: 0 },
             },
             Weight { name: "u".into(), ty: ty(&[1]), source: Source::Inline("AAAAAA==".into()) },
+            Weight { name: "m".into(), ty: ty(&[1]), source: Source::Fill(f64::INFINITY) },
+            Weight {
+                name: "narrow".into(),
+                ty: ty(&[2]),
+                source: Source::Cast { from: DType::BF16, source: Box::new(Source::Fill(0.5)) },
+            },
         ],
         constants: vec![Constant { name: "c".into(), ty: ty(&[]), data: "AACAPw==".into() }],
     }
@@ -345,6 +361,16 @@ fn faults(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<String> 
     found
 }
 
+/// The fields of an object that may be left out.
+fn optional(pointer: &str) -> &'static [&'static str] {
+    match pointer.rsplit('/').next() {
+        Some("") => &["training"],
+        Some("training") => &["labels"],
+        Some("program") => &["accumulators", "micro_batches", "carried"],
+        _ => &["shares", "location", "kind", "dynamic", "exposed_us"],
+    }
+}
+
 #[test]
 fn the_schema_describes_what_is_written() {
     let schema: Value = serde_json::from_str(include_str!("../../docs/plan.schema.json")).unwrap();
@@ -360,15 +386,22 @@ fn the_schema_describes_what_is_written() {
     let objects = [
         "",
         "/model",
+        "/training",
         "/predicted",
         "/baselines/0",
         "/certificate",
         "/stages/0",
         "/weights/0",
         "/weights/0/file",
+        "/weights/3",
+        "/weights/4",
+        "/weights/4/cast",
+        "/weights/4/cast/source",
         "/constants/0",
         "/stages/0/strategy/0",
         "/stages/0/program",
+        "/stages/0/program/micro_batches",
+        "/stages/0/program/carried/0",
         "/stages/0/program/mesh",
         "/stages/0/program/mesh/axes/0",
         "/stages/0/program/buffers/0",
@@ -387,7 +420,7 @@ fn the_schema_describes_what_is_written() {
         });
         // Every field of the written plan is required, but those that say otherwise.
         for name in written.pointer(pointer).unwrap().as_object().unwrap().keys() {
-            if !["shares", "location", "kind", "dynamic", "exposed_us"].contains(&name.as_str()) {
+            if !optional(pointer).contains(&name.as_str()) {
                 refuse(pointer, &|o| {
                     o.remove(name);
                 });
