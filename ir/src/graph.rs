@@ -459,6 +459,14 @@ impl Graph {
         }
     }
 
+    /// The same for a value that training does not change either: weights do not count.
+    pub fn fixed_contents(&self, id: ValueId) -> Option<&Tensor> {
+        match &self.value(id).def {
+            ValueDef::Constant(t) => Some(t),
+            _ => None,
+        }
+    }
+
     /// For each value, the nodes that read it, in order, once each.
     pub fn consumers(&self) -> Vec<Vec<NodeId>> {
         let mut readers = vec![Vec::new(); self.values.len()];

@@ -5,14 +5,12 @@
 
 use planc::rewrite::raise;
 use planc::verify::{Tolerance, compare};
-use planc_ir::graph::ValueDef;
 use planc_ir::onnx::{ImportError, ImportOptions, import};
 use planc_ir::ops::Op;
 use planc_ir::sharding::{AxisUse, Mesh, OpStrategy, Sharding, Strategy};
-use planc_ir::weights::{ModelFiles, Weights as _};
+use planc_ir::weights::ModelFiles;
 use planc_ir::{Graph, NodeId, Tensor, interp, verify};
-use planc_tests::{DataSet, TestModel, bindings, cost_model, run_model, shared};
-use std::collections::BTreeMap;
+use planc_tests::{DataSet, TestModel, bindings, contents, cost_model, run_model, shared};
 use std::time::Instant;
 
 /// Models of two layers each.
@@ -126,20 +124,7 @@ fn run_split(name: &str, factor: &str, ranks: u32) {
     let program = planc_codegen::partition(&graph, &strategy, &cost_model("H100", ranks))
         .expect("it is partitioned");
     assert_eq!(planc_ir::program::verify::verify(&program), []);
-    let files = ModelFiles::new(&model.path);
-    let (mut weights, mut constants) = (BTreeMap::new(), BTreeMap::new());
-    for v in &graph.values {
-        match &v.def {
-            ValueDef::Weight(source) => {
-                let tensor = files.load(&v.name, &v.ty, source).expect("the weight is there");
-                weights.insert(v.name.clone(), tensor);
-            }
-            ValueDef::Constant(t) => {
-                constants.insert(v.name.clone(), t.as_ref().clone());
-            }
-            _ => {}
-        }
-    }
+    let (weights, constants) = contents(&graph, &model.path);
     let outputs = planc_runtime::execute(&program, &weights, &constants, &set.inputs)
         .unwrap_or_else(|e| panic!("{name}: {e}"));
     for (output, found) in &outputs {

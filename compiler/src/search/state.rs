@@ -42,7 +42,7 @@ pub fn next_values(graph: &Graph) -> Vec<Next> {
             _ => None,
         };
         let is_free = maker.is_some_and(|maker| match last_reader[state.index()] {
-            Some(reader) if reader == maker => is_elementwise(graph, maker),
+            Some(reader) if reader == maker => graph.nodes[maker].op.lower().is_elementwise(),
             reader => reader.is_none_or(|reader| reader < maker),
         });
         let is_output = |v: ValueId| graph.outputs.contains(&v);
@@ -52,8 +52,4 @@ pub fn next_values(graph: &Graph) -> Vec<Next> {
         Next { carried, maker, in_place }
     };
     graph.carried.iter().map(&mut next).collect()
-}
-
-fn is_elementwise(graph: &Graph, node: usize) -> bool {
-    matches!(graph.nodes[node].op.lower(), Kernel::Map { .. } | Kernel::OptimizerStep(_))
 }

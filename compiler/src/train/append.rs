@@ -25,10 +25,7 @@ impl Build for Append<'_> {
     }
     /// Weights change from step to step, so they are not folded.
     fn constant_of(&self, v: ValueId) -> Option<&Tensor> {
-        match &self.graph.value(v).def {
-            ValueDef::Constant(t) => Some(t),
-            _ => None,
-        }
+        self.graph.fixed_contents(v)
     }
 }
 

@@ -108,15 +108,17 @@ fn one_query_at_a_time() {
     assert_eq!(b.raised(y), ["Attention"]);
 }
 
+/// Batch and heads as one dimension.
+fn merged(b: &mut Build, v: ValueId) -> ValueId {
+    let [n, h, s, d] = b.shape(v)[..] else { panic!("four dimensions") };
+    b.reshape(v, &[n * h, s, d])
+}
+
 #[test]
 fn keys_by_queries() {
     let x = ODD;
     let mut b = Build::new();
     let [q, k, v] = operands(&mut b, x);
-    let merged = |b: &mut Build, v| {
-        let [n, h, s, d] = b.shape(v)[..] else { panic!("four dimensions") };
-        b.reshape(v, &[n * h, s, d])
-    };
     let (q, k, v) = (merged(&mut b, q), merged(&mut b, k), merged(&mut b, v));
     let q = b.transpose(q, &[0, 2, 1]);
     let scores = b.product(k, q);
@@ -205,10 +207,6 @@ fn heads_merged_with_the_batch() {
     let x = ODD;
     let mut b = Build::new();
     let [q, k, v] = operands(&mut b, x);
-    let merged = |b: &mut Build, v| {
-        let [n, h, s, d] = b.shape(v)[..] else { panic!("four dimensions") };
-        b.reshape(v, &[n * h, s, d])
-    };
     let (q, k, v) = (merged(&mut b, q), merged(&mut b, k), merged(&mut b, v));
     let k = b.transpose(k, &[0, 2, 1]);
     let scores = b.product(q, k);

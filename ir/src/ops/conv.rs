@@ -10,7 +10,7 @@ use super::conv_transpose::ConvTranspose;
 use super::conv_weight_grad::ConvWeightGrad;
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
-use super::{Build, OpDef, Vjp, Work, WorkKind, expect_inputs, same_dtype, window};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, same_dtype, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::scalar::ScalarFn;
@@ -94,9 +94,7 @@ pub fn add_bias(
 }
 
 fn check_ranks(x: &TensorType, weight: &TensorType) -> Result<(), OpError> {
-    if x.rank() < 3 || x.rank() > 2 + window::MAX_SPATIAL {
-        return Err(OpError::Rank { index: 0, found: x.rank(), expected: "3 to 5".into() });
-    }
+    window::check_rank(0, x)?;
     if weight.rank() != x.rank() {
         let expected = format!("{}, as its input", x.rank());
         return Err(OpError::Rank { index: 1, found: weight.rank(), expected });
@@ -154,11 +152,7 @@ impl OpDef for Conv {
         let m = out[0].saturating_mul(elements(&out[2..]));
         let n = weight[0].checked_div(batch).unwrap_or(0);
         let k = elements(&weight[1..]);
-        Work {
-            kind: WorkKind::Conv { batch, m, n, k },
-            flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
-            bytes: super::work::traffic(inputs, outputs),
-        }
+        Work::conv([batch, m, n, k], inputs, outputs)
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {

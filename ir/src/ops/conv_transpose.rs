@@ -14,7 +14,7 @@ use super::conv_weight_grad::ConvWeightGrad;
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::floats;
 use super::window::{self, AutoPad};
-use super::{Build, OpDef, Vjp, Work, WorkKind, expect_inputs, same_dtype};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::{Kernel, Window};
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
@@ -105,9 +105,7 @@ impl OpDef for ConvTranspose {
         if !dtype.is_float() {
             return Err(OpError::UnsupportedType { found: dtype });
         }
-        if x.rank() < 3 || x.rank() > 2 + window::MAX_SPATIAL {
-            return Err(OpError::Rank { index: 0, found: x.rank(), expected: "3 to 5".into() });
-        }
+        window::check_rank(0, x)?;
         if weight.rank() != x.rank() + 1 {
             let expected = format!("{}, one more than its input", x.rank() + 1);
             return Err(OpError::Rank { index: 1, found: weight.rank(), expected });
@@ -142,11 +140,7 @@ impl OpDef for ConvTranspose {
         let (x, weight) = (&inputs[0].shape, &inputs[1].shape);
         let m = x[0].saturating_mul(elements(&x[2..]));
         let (batch, k, n) = (weight[0], weight[1], elements(&weight[2..]));
-        Work {
-            kind: WorkKind::Conv { batch, m, n, k },
-            flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
-            bytes: super::work::traffic(inputs, outputs),
-        }
+        Work::conv([batch, m, n, k], inputs, outputs)
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {

@@ -8,7 +8,7 @@
 //!   spatial dimensions stay whole. Linear in either operand.
 
 use super::lanes::floats;
-use super::{DecoderEntry, OpDef, Work, WorkKind, expect_inputs, same_dtype, window};
+use super::{DecoderEntry, OpDef, Work, expect_inputs, same_dtype, window};
 use crate::graph::{TensorType, elements};
 use crate::program::{Kernel, Window};
 use crate::sharding::{FactorKind, FactorRule, ReduceKind, RuleBuilder};
@@ -42,9 +42,7 @@ impl OpDef for ConvWeightGrad {
         if !dtype.is_float() {
             return Err(OpError::UnsupportedType { found: dtype });
         }
-        if x.rank() < 3 || x.rank() > 2 + window::MAX_SPATIAL {
-            return Err(OpError::Rank { index: 1, found: x.rank(), expected: "3 to 5".into() });
-        }
+        window::check_rank(1, x)?;
         let whole = window::output(&x.shape[2..], &self.extents, &self.window, false)?;
         let reached = g.rank() == x.rank() && g.shape[2..].iter().zip(&whole).all(|(p, n)| p <= n);
         let grouped = |t: &TensorType| t.shape[1].checked_rem(self.groups) == Some(0);
@@ -83,11 +81,7 @@ impl OpDef for ConvWeightGrad {
         let m = weight[0].checked_div(batch).unwrap_or(0);
         let n = elements(&weight[1..]);
         let k = g[0].saturating_mul(elements(&g[2..]));
-        Work {
-            kind: WorkKind::Conv { batch, m, n, k },
-            flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
-            bytes: super::work::traffic(inputs, outputs),
-        }
+        Work::conv([batch, m, n, k], inputs, outputs)
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {

@@ -2,7 +2,7 @@
 
 use super::Build;
 use super::fill::Fill;
-use crate::graph::{Graph, TensorType, ValueDef, ValueId};
+use crate::graph::{Graph, TensorType, ValueId};
 use crate::scalar::ScalarFn;
 use crate::sharding::ReduceKind;
 use crate::{OpError, Tensor};
@@ -39,10 +39,7 @@ impl Build for Vjp<'_> {
     }
     /// Weights change from step to step, so they are not folded.
     fn constant_of(&self, v: ValueId) -> Option<&Tensor> {
-        match &self.graph.value(v).def {
-            ValueDef::Constant(t) => Some(t),
-            _ => None,
-        }
+        self.graph.fixed_contents(v)
     }
 }
 

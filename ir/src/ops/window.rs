@@ -2,10 +2,19 @@
 
 use super::decode::Decoder;
 use crate::OpError;
+use crate::graph::TensorType;
 use crate::program::Window;
 
 /// Largest number of spatial dimensions.
 pub const MAX_SPATIAL: usize = 3;
+
+/// Checks that operand `index` has samples, channels and a number of spatial dimensions that is supported.
+pub fn check_rank(index: usize, x: &TensorType) -> Result<(), OpError> {
+    match x.rank() {
+        rank if (3..=2 + MAX_SPATIAL).contains(&rank) => Ok(()),
+        found => Err(OpError::Rank { index, found, expected: "3 to 5".into() }),
+    }
+}
 
 /// How padding is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! What an op costs, in units that hardware profiles understand.
 
+use crate::TensorType;
+
 /// What bounds an op's time on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WorkKind {
@@ -66,14 +68,19 @@ pub struct Work {
 }
 
 impl Work {
+    /// A convolution, or a gradient of one, as `batch × [m, k] · [k, n]`.
+    pub fn conv([batch, m, n, k]: [u64; 4], inputs: &[TensorType], outputs: &[TensorType]) -> Self {
+        Self {
+            kind: WorkKind::Conv { batch, m, n, k },
+            flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
+            bytes: traffic(inputs, outputs),
+        }
+    }
+
     /// A memory-bound op that does `flops_per_element` on each element of its first output and
     /// reads and writes every operand once.
-    pub fn memory(
-        inputs: &[crate::TensorType],
-        outputs: &[crate::TensorType],
-        flops_per_element: f64,
-    ) -> Self {
-        let elements = outputs.first().map_or(0, crate::TensorType::elements);
+    pub fn memory(inputs: &[TensorType], outputs: &[TensorType], flops_per_element: f64) -> Self {
+        let elements = outputs.first().map_or(0, TensorType::elements);
         Self {
             kind: WorkKind::Memory,
             flops: elements as f64 * flops_per_element,
@@ -95,7 +102,7 @@ impl Work {
 }
 
 /// Bytes of all operands, each once.
-pub fn traffic(inputs: &[crate::TensorType], outputs: &[crate::TensorType]) -> f64 {
+pub fn traffic(inputs: &[TensorType], outputs: &[TensorType]) -> f64 {
     inputs.iter().chain(outputs).map(|t| t.bytes() as f64).sum()
 }
 

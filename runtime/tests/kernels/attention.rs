@@ -9,7 +9,7 @@ use planc_ir::{DType, Tensor, TensorType};
 use planc_runtime::region;
 
 /// Queries, keys and values: batch, query heads, key heads, queries, keys, depth, width.
-fn operands(dtype: DType, [b, h, kv, s, t, d, e]: [u64; 7]) -> Vec<Tensor> {
+pub fn operands(dtype: DType, [b, h, kv, s, t, d, e]: [u64; 7]) -> Vec<Tensor> {
     [[b, h, s, d], [b, kv, t, d], [b, kv, t, e]]
         .iter()
         .enumerate()
@@ -17,7 +17,7 @@ fn operands(dtype: DType, [b, h, kv, s, t, d, e]: [u64; 7]) -> Vec<Tensor> {
         .collect()
 }
 
-fn causal(offset: i64) -> Attention {
+pub fn causal(offset: i64) -> Attention {
     Attention { causal: Some(offset), ..Attention::plain(0.25) }
 }
 

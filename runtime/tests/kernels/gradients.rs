@@ -1,5 +1,6 @@
 //! Kernels that differentiation needs against their reference semantics.
 
+use super::attention::{self, causal};
 use super::{FLOATS, assert_close, check, check_all, numbers_of, run_on, window};
 use planc_ir::ops::Op;
 use planc_ir::ops::attention::Attention;
@@ -17,16 +18,11 @@ use planc_ir::{DType, Tensor, TensorType};
 use planc_runtime::region;
 
 /// A gradient, queries, keys and values: batch, query heads, key heads, queries, keys, depth, width.
-fn operands(dtype: DType, [b, h, kv, s, t, d, e]: [u64; 7]) -> Vec<Tensor> {
-    [[b, h, s, e], [b, h, s, d], [b, kv, t, d], [b, kv, t, e]]
-        .iter()
-        .enumerate()
-        .map(|(i, shape)| numbers_of(TensorType::new(dtype, *shape), i as u64))
-        .collect()
-}
-
-fn causal(offset: i64) -> Attention {
-    Attention { causal: Some(offset), ..Attention::plain(0.25) }
+fn operands(dtype: DType, extents: [u64; 7]) -> Vec<Tensor> {
+    let [b, h, _, s, _, _, e] = extents;
+    let mut operands = vec![numbers_of(TensorType::new(dtype, [b, h, s, e]), 3)];
+    operands.extend(attention::operands(dtype, extents));
+    operands
 }
 
 #[test]
