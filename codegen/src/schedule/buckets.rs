@@ -102,8 +102,8 @@ impl Zones {
     }
 }
 
-/// By instruction, whether it is one of the part that can be put off to the end of their zone: nothing else there reads what they
-/// make.
+/// By instruction, whether it is one of the part that can be put off to the end of its zone: nothing but what
+/// can be put off, too, reads there what it makes.
 fn put_off(program: &Program, uses: &Uses, zones: &Zones) -> Vec<bool> {
     let mut put_off = vec![false; program.instrs.len()];
     for at in zones.part.clone().rev() {

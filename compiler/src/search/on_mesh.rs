@@ -20,7 +20,8 @@ use planc_ir::Graph;
 use planc_ir::sharding::{Mesh, Strategy};
 use std::time::Instant;
 
-/// Problems of more memory rows times decisions are not given to the solver: it takes hours.
+/// Problems of more memory rows times decisions are not given to the solver, which does not get past its
+/// presolve in minutes.
 const MOST_FOR_SOLVER: usize = 30_000;
 
 /// The gap that is enough for those.

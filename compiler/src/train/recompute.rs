@@ -29,6 +29,7 @@ impl fmt::Display for Recompute {
         match self {
             Self::Nothing => f.write_str("nothing"),
             Self::Cheap => f.write_str("all but matrix products"),
+            Self::Blocks(1) => f.write_str("1 block"),
             Self::Blocks(n) => write!(f, "{n} blocks"),
         }
     }
