@@ -37,6 +37,7 @@ fn plan() -> Plan {
         Kernel::MatMul { trans_a: false, trans_b: true },
         Kernel::Map { f: ScalarFn::LeakyRelu { alpha: f32::NEG_INFINITY } },
         Kernel::Fill { value: f64::NAN },
+        Kernel::MatMulGrad,
     ];
     let instrs = kernels
         .into_iter()
@@ -191,7 +192,7 @@ fn every_entry_has_a_line_of_its_own() {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     assert_eq!(lines[1], "\"format\": 1,");
     for (start, count) in [
-        ("{\"kernel\":", 4),
+        ("{\"kernel\":", 5),
         ("{\"reshard\":", 6),
         ("{\"name\":\"x\",\"dtype\":\"f32\",\"shape\":[4,256],\"sharding\":", 2),
         ("{\"name\":\"w\",", 1),
@@ -409,10 +410,10 @@ fn the_schema_describes_what_is_written() {
         "/stages/0/program/buffers/0/sharding",
         "/stages/0/program/buffers/0/sharding/dims/0",
         "/stages/0/program/instrs/1/kernel",
-        "/stages/0/program/instrs/4/reshard",
-        "/stages/0/program/instrs/4/reshard/step/all_reduce",
-        "/stages/0/program/instrs/10/issue",
-        "/stages/0/program/instrs/11/wait",
+        "/stages/0/program/instrs/5/reshard",
+        "/stages/0/program/instrs/5/reshard/step/all_reduce",
+        "/stages/0/program/instrs/11/issue",
+        "/stages/0/program/instrs/12/wait",
     ];
     for pointer in objects {
         refuse(pointer, &|o| {
