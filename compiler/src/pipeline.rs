@@ -76,11 +76,37 @@ pub fn compile(
 ) -> Result<Compiled, CompileError> {
     progress("raising");
     let raised = rewrite::raise(&model.graph);
-    progress("searching");
-    let search = search::search(&raised.graph, cost, options)?;
     let graph = raised.graph.clone();
-    let plan = plan(model, &graph, file, cost, options, &search, None, progress)?;
+    let (search, plan) = within_memory(cost, options, |options, limit_bytes| {
+        progress("searching");
+        let search = search::search(&graph, cost, options)?;
+        let plan = plan(model, &graph, file, cost, limit_bytes, &search, None, progress)?;
+        Ok((search, plan))
+    })?;
     Ok(Compiled { plan, raised, graph, search, step: None })
+}
+
+/// How often a search is begun anew with less memory.
+const RETRIES: usize = 4;
+
+/// Plans within the memory of each device. The search counts what is live at once, and gaps between buffers
+/// come on top when they get their places: where that is too much, it is searched again with as much less. `plan`
+/// is given what to search within, and what the arena must stay within.
+fn within_memory<T>(
+    cost: &CostModel,
+    options: &SearchOptions,
+    plan: impl Fn(&SearchOptions, u64) -> Result<T, CompileError>,
+) -> Result<T, CompileError> {
+    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
+    let mut options = options.clone();
+    let mut result = plan(&options, limit_bytes);
+    for _ in 0..RETRIES {
+        let Err(CompileError::Arena { arena_bytes, limit_bytes }) = result else { break };
+        let searched_bytes = options.memory_bytes.unwrap_or(limit_bytes);
+        options.memory_bytes = Some(searched_bytes.saturating_sub(arena_bytes - limit_bytes));
+        result = plan(&options, limit_bytes);
+    }
+    result
 }
 
 /// Compiles a training step of `model`, which must have been imported for training.
@@ -100,11 +126,28 @@ pub fn compile_step(
     let raised = rewrite::raise(&model.graph);
     progress("differentiating");
     let step = train::step(&raised.graph, train)?;
-    let Planned { graph, recompute, search, unlimited } =
-        train::policy::plan(&step.graph, cost, options, asked, progress)?;
-    let mut training = step.training;
-    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
-    let why = match unlimited {
+    let (planned, plan) = within_memory(cost, options, |options, limit_bytes| {
+        let planned = train::policy::plan(&step.graph, cost, options, asked, progress)?;
+        let training = training(&step, train, &planned, limit_bytes)?;
+        let (graph, search) = (&planned.graph, &planned.search);
+        let plan = plan(model, graph, file, cost, limit_bytes, search, Some(training), progress)?;
+        Ok((planned, plan))
+    })?;
+    let Planned { graph, recompute, search, .. } = planned;
+    let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
+    Ok(Compiled { plan, raised, graph, search, step: Some(trained) })
+}
+
+/// What a plan says of a training step, with what was decided about it.
+fn training(
+    step: &train::Step,
+    train: &TrainOptions,
+    planned: &Planned,
+    limit_bytes: u64,
+) -> Result<Training, CompileError> {
+    let mut training = step.training.clone();
+    let recompute = planned.recompute;
+    let why = match planned.unlimited {
         Some((_, bytes)) if bytes > limit_bytes => format!(
             "; keeping everything, the quickest strategy takes {} of {} per device",
             units::bytes(bytes),
@@ -113,15 +156,13 @@ pub fn compile_step(
         _ => String::new(),
     };
     training.recipe.insert("recompute".into(), format!("{recompute}{why}"));
-    if search.strategy.gather_again {
+    let gather_again = planned.search.strategy.gather_again;
+    if gather_again {
         training.recipe.insert("weights".into(), "gathered again in the backward phase".into());
     }
-    let gather_again = search.strategy.gather_again;
     let settings = Settings { step: train.clone(), recompute, gather_again };
     training.settings = serde_json::to_value(settings).map_err(EmitError::from)?;
-    let plan = plan(model, &graph, file, cost, options, &search, Some(training), progress)?;
-    let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
-    Ok(Compiled { plan, raised, graph, search, step: Some(trained) })
+    Ok(training)
 }
 
 /// The plan that carries a strategy out.
@@ -131,15 +172,13 @@ fn plan(
     graph: &Graph,
     file: &str,
     cost: &CostModel,
-    options: &SearchOptions,
+    limit_bytes: u64,
     search: &SearchResult,
     training: Option<Training>,
     progress: &dyn Fn(&str),
 ) -> Result<Plan, CompileError> {
     progress("partitioning");
     let mut program = planc_codegen::partition(graph, &search.strategy, cost)?;
-    // The search counts what is live at once; gaps between buffers may come on top.
-    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
     if training.is_some() {
         program = overlapped(graph, program, cost, limit_bytes)?;
     }

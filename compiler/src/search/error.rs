@@ -31,7 +31,7 @@ pub enum SearchError {
          larger cluster"
     )]
     MeshTooLarge { mesh: String, ranks: u32, devices: u32 },
-    #[error("nothing is quicker than {bound_us} µs")]
+    #[error("what fits was not searched: nothing is quicker than {bound_us} µs")]
     NoQuicker { bound_us: f64 },
     #[error("the solver stopped before it found anything that fits; raise its limits")]
     Stopped,

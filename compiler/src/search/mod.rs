@@ -38,7 +38,7 @@ use blocks::Blocks;
 use costs::Costs;
 pub use error::SearchError;
 use evaluate::Evaluation;
-use on_mesh::{Found, OnMesh};
+use on_mesh::{Found, OnMesh, Posed};
 use planc_ir::Graph;
 use planc_ir::plan::{Baseline, Certificate};
 use planc_ir::sharding::{Mesh, Strategy};
@@ -62,7 +62,7 @@ pub struct SearchOptions {
     pub distinct_layers: bool,
     /// Make further forms of weights again for the backward phase of a training step, rather than keep them.
     pub gather_again: bool,
-    /// Give up on what cannot be quicker than this.
+    /// Give up on what cannot be quicker than this by as much as counts: the gap that is enough.
     pub cutoff_us: Option<f64>,
     /// Leave everything to the solver: neither reduce nor eliminate.
     pub solver_only: bool,
@@ -79,6 +79,10 @@ pub struct SearchResult {
     pub baselines: Vec<Baseline>,
     /// What the strategy costs.
     pub evaluation: Evaluation,
+    /// No strategy is quicker, whatever it holds.
+    pub relaxed_us: f64,
+    /// The gap that was small enough.
+    pub enough: f64,
     /// Sizes and times, for logs.
     pub log: Vec<MeshLog>,
 }
@@ -136,20 +140,24 @@ pub fn search(
     }
     let blocks = if options.distinct_layers { Blocks::none(graph) } else { Blocks::find(graph) };
     let limit_bytes = options.memory_bytes.unwrap_or_else(|| costs.memory_bytes());
-    let on_mesh =
-        |mesh: &Mesh| OnMesh { graph, mesh, blocks: &blocks, costs, options, limit_bytes }.run();
-    let found: Vec<Found> = meshes.par_iter().map(on_mesh).collect::<Result<_, _>>()?;
+    let posed: Vec<Posed<'_>> = meshes
+        .par_iter()
+        .map(|mesh| OnMesh { graph, mesh, blocks: &blocks, costs, options, limit_bytes }.pose())
+        .collect::<Result<_, _>>()?;
+    let found = run(posed, options.cutoff_us)?;
 
-    let bound_us = found.iter().map(|f| f.bound_us).fold(f64::INFINITY, f64::min);
+    let least = |bounds: &dyn Fn(&Found) -> f64| found.iter().map(bounds).fold(f64::INFINITY, f64::min);
+    let (bound_us, relaxed_us) = (least(&|f| f.bound_us), least(&|f| f.relaxed_us));
     let fitting = found.iter().filter_map(|f| Some((f, f.best.as_ref()?)));
     let best =
         fitting.min_by(|(_, a), (_, b)| a.evaluation.total_us.total_cmp(&b.evaluation.total_us));
     let Some((on, best)) = best else {
-        if options.cutoff_us.is_some_and(|cutoff| bound_us >= cutoff) {
+        if found.iter().any(|f| f.skipped) {
             return Err(SearchError::NoQuicker { bound_us });
         }
         return Err(error::nothing_fits(graph, &found, limit_bytes));
     };
+    let enough = found.iter().map(|f| f.enough).fold(0.0, f64::max);
     let objective_us = best.objective_us;
     // The bound holds for all meshes; rounding may lift it over the objective by a last digit.
     let bound_us = bound_us.min(objective_us);
@@ -159,7 +167,7 @@ pub fn search(
         gap: relative_gap(objective_us, bound_us),
         status: best.status.to_string(),
         solver: best.solver.to_string(),
-        limits: limits(options, limit_bytes),
+        limits: limits(options, enough, limit_bytes),
         evaluated_us: best.evaluation.total_us,
         space: space_facts(&found, on, &blocks),
     };
@@ -168,13 +176,32 @@ pub fn search(
         certificate,
         baselines: baselines(graph, &found, limit_bytes),
         evaluation: best.evaluation.clone(),
+        relaxed_us,
+        enough,
         log: found.iter().map(|f| f.log.clone()).collect(),
     })
 }
 
-fn limits(options: &SearchOptions, limit_bytes: u64) -> BTreeMap<String, String> {
+/// Searches within the memory, the mesh with the lowest bound first: what fits there often spares the others.
+fn run(posed: Vec<Posed<'_>>, mut known_us: Option<f64>) -> Result<Vec<Found>, SearchError> {
+    let mut queue: Vec<(usize, Posed<'_>)> = posed.into_iter().enumerate().collect();
+    queue.sort_by(|(_, a), (_, b)| a.bound_us.total_cmp(&b.bound_us));
+    let mut found = Vec::with_capacity(queue.len());
+    for (at, posed) in queue {
+        let on = posed.run(known_us)?;
+        if let Some(best) = &on.best {
+            let us = best.evaluation.total_us;
+            known_us = Some(known_us.map_or(us, |known| known.min(us)));
+        }
+        found.push((at, on));
+    }
+    found.sort_by_key(|(at, _)| *at);
+    Ok(found.into_iter().map(|(_, on)| on).collect())
+}
+
+fn limits(options: &SearchOptions, enough: f64, limit_bytes: u64) -> BTreeMap<String, String> {
     let mut limits = BTreeMap::from([
-        ("relative gap".to_string(), options.limits.relative_gap.to_string()),
+        ("relative gap".to_string(), enough.to_string()),
         ("nodes".to_string(), options.limits.max_nodes.to_string()),
         ("memory bytes".to_string(), limit_bytes.to_string()),
     ]);

@@ -50,8 +50,14 @@ pub struct OnMesh<'a> {
 pub struct Found {
     /// The best strategy that fits.
     pub best: Option<Best>,
-    /// No strategy in the space is quicker.
+    /// No strategy in the space that fits is quicker; infinite if none fits.
     pub bound_us: f64,
+    /// No strategy in the space is quicker, whatever it holds.
+    pub relaxed_us: f64,
+    /// The gap that was small enough.
+    pub enough: f64,
+    /// Whether what fits was left unsearched, since it could not be quick enough.
+    pub skipped: bool,
     /// The baselines.
     pub baselines: Vec<Priced>,
     /// What the leanest strategy costs, where nothing fits.
@@ -105,9 +111,24 @@ enum Outcome {
     Stopped,
 }
 
-impl OnMesh<'_> {
-    /// Searches.
-    pub fn run(&self) -> Result<Found, SearchError> {
+/// A mesh whose problem is posed, and solved as if memory counted for nothing.
+pub struct Posed<'a> {
+    on: OnMesh<'a>,
+    space: Space<'a>,
+    ways: Ways,
+    formulation: Formulation,
+    baselines: Vec<Priced>,
+    free: Outcome,
+    /// No strategy in the space is quicker, whatever it holds.
+    pub bound_us: f64,
+    /// Whether the quickest fits.
+    fits: bool,
+    log: MeshLog,
+}
+
+impl<'a> OnMesh<'a> {
+    /// Poses the problem and solves what is left of it without memory.
+    pub fn pose(self) -> Result<Posed<'a>, SearchError> {
         let started = Instant::now();
         let mut space = Space::new(self.graph, self.mesh, self.blocks, self.costs);
         space.gather_again = self.options.gather_again;
@@ -120,55 +141,94 @@ impl OnMesh<'_> {
         let pricing = started.elapsed();
 
         let started = Instant::now();
-        let free = &formulation.request;
-        let start = Self::start(&space, &ways, &formulation, free, &baselines);
-        let mut outcome = self.solve(free, start.as_deref())?;
+        let request = &formulation.request;
+        let start = Self::start(&space, &ways, &formulation, request, &baselines);
+        let free = self.solve(request, start.as_deref())?;
         // All prices are positive, so 0 is a bound where the solver has none.
         let mut bound_us = 0.0;
         let mut fits = false;
-        if let Outcome::Solved(relaxed) = &outcome {
+        if let Outcome::Solved(relaxed) = &free {
             bound_us = relaxed.bound_us;
             let strategy = formulation.strategy(&space, &relaxed.choice);
             fits = self.evaluate(&strategy)?.memory_bytes <= self.limit_bytes;
         }
+        let log = MeshLog {
+            mesh: self.mesh.clone(),
+            size: size(request),
+            total_us: None,
+            bound_us,
+            posing,
+            solving: started.elapsed(),
+            pricing,
+        };
+        Ok(Posed { on: self, space, ways, formulation, baselines, free, bound_us, fits, log })
+    }
+}
+
+impl Posed<'_> {
+    /// Searches within the memory, unless nothing here could be quicker than `known_us` by as much as counts.
+    pub fn run(self, known_us: Option<f64>) -> Result<Found, SearchError> {
+        let Self { on, space, ways, formulation, baselines, free, fits, mut log, .. } = self;
+        let relaxed_us = self.bound_us;
+        let mut bound_us = relaxed_us;
+        let mut skipped = false;
+        let mut enough = on.options.limits.relative_gap;
+        let started = Instant::now();
+        let mut outcome = free;
         let mut least = None;
-        if self.options.cutoff_us.is_some_and(|cutoff| bound_us >= cutoff) {
-            outcome = Outcome::Stopped; // nothing here is quick enough, whatever fits
-        } else if !fits {
+        if !fits {
             let mut request = formulation.request.clone();
-            request.memory = memory(&space, &ways, &formulation, self.limit_bytes);
-            let start = Self::start(&space, &ways, &formulation, &request, &baselines);
-            outcome = self.solve_limited(&request, start.as_ref())?;
-            match &outcome {
-                Outcome::Solved(s) => bound_us = bound_us.max(s.bound_us),
-                Outcome::Infeasible(None) => {
-                    least = self.leanest(&space, &formulation, &request)?;
+            request.memory = memory(&space, &ways, &formulation, on.limit_bytes);
+            enough = on.enough(&request);
+            skipped = known_us.is_some_and(|known| bound_us >= known * (1.0 - enough));
+            if skipped {
+                outcome = Outcome::Stopped;
+            } else {
+                let start = OnMesh::start(&space, &ways, &formulation, &request, &baselines);
+                outcome = on.solve_limited(&request, start.as_ref(), enough)?;
+                match &outcome {
+                    Outcome::Solved(s) => bound_us = bound_us.max(s.bound_us),
+                    Outcome::Infeasible(None) => {
+                        bound_us = f64::INFINITY;
+                        least = on.leanest(&space, &formulation, &request)?;
+                    }
+                    Outcome::Infeasible(Some(choice)) => {
+                        bound_us = f64::INFINITY;
+                        least = Some(on.evaluate(&formulation.strategy(&space, choice))?);
+                    }
+                    Outcome::Stopped => {}
                 }
-                Outcome::Infeasible(Some(choice)) => {
-                    least = Some(self.evaluate(&formulation.strategy(&space, choice))?);
-                }
-                Outcome::Stopped => {}
             }
         }
         let solved = match outcome {
             Outcome::Solved(solved) => Some(solved),
             Outcome::Infeasible(_) | Outcome::Stopped => None,
         };
-        let size = solved.as_ref().map_or_else(Size::default, |s| s.size);
-        let solving = started.elapsed();
+        if let Some(solved) = &solved {
+            log.size = solved.size;
+        }
+        log.solving += started.elapsed();
 
         let started = Instant::now();
-        let best = self.best(&space, &formulation, solved, &baselines)?;
-        let log = MeshLog {
-            mesh: self.mesh.clone(),
-            size,
-            total_us: best.as_ref().map(|b| b.evaluation.total_us),
-            bound_us,
-            posing,
-            solving,
-            pricing: pricing + started.elapsed(),
-        };
-        Ok(Found { best, bound_us, baselines, least, log })
+        let best = on.best(&space, &formulation, solved, &baselines)?;
+        log.total_us = best.as_ref().map(|b| b.evaluation.total_us);
+        log.bound_us = bound_us;
+        log.pricing += started.elapsed();
+        Ok(Found { best, bound_us, relaxed_us, enough, skipped, baselines, least, log })
+    }
+}
+
+impl OnMesh<'_> {
+    /// The gap that is small enough for a request with memory rows.
+    fn enough(&self, request: &Request) -> f64 {
+        let enough = self.options.limits.relative_gap;
+        if self.is_large(request) { enough.max(ENOUGH_OF_LARGE) } else { enough }
+    }
+
+    /// Whether a request is not given to the solver.
+    fn is_large(&self, request: &Request) -> bool {
+        let size = request.memory.rows.len().saturating_mul(request.decisions.len());
+        size > MOST_FOR_SOLVER && !self.options.solver_only
     }
 
     fn evaluate(&self, strategy: &Strategy) -> Result<Evaluation, SearchError> {
@@ -235,13 +295,13 @@ impl OnMesh<'_> {
         &self,
         request: &Request,
         start: Option<&Choice>,
+        enough: f64,
     ) -> Result<Outcome, SearchError> {
         if self.options.solver_only {
             return self.solve(request, start.map(Vec::as_slice));
         }
-        let enough = self.options.limits.relative_gap;
-        if request.memory.rows.len().saturating_mul(request.decisions.len()) > MOST_FOR_SOLVER {
-            return Ok(self.solve_priced(request, start, enough.max(ENOUGH_OF_LARGE)));
+        if self.is_large(request) {
+            return Ok(self.solve_priced(request, start, enough));
         }
         let Some(priced) = lagrange(request, start, enough, ROUNDS, &by_elimination) else {
             return self.solve(request, start.map(Vec::as_slice));

@@ -4,6 +4,7 @@
 mod curves;
 mod gradients;
 mod memory;
+mod plans;
 mod resume;
 mod support;
 mod verify;
