@@ -59,6 +59,8 @@ pub fn partition(
             weights: Vec::new(),
             constants: Vec::new(),
             accumulators: Vec::new(),
+            passes: Vec::new(),
+            order: Vec::new(),
             instrs: Vec::new(),
             micro_batches: None,
             carried: Vec::new(),
@@ -319,7 +321,7 @@ impl Partitioner<'_> {
         let value = self.graph.value(v);
         let (name, ty) = (value.name.clone(), value.ty.clone());
         let (dynamic, slot) = (value.extents == Extents::Dynamic, Slot::default());
-        self.program.buffers.push(Buffer { name, ty, sharding, dynamic, slot });
+        self.program.buffers.push(Buffer { name, ty, sharding, dynamic, copies: 1, slot });
         let section = self.section(v);
         self.forms[v.index()].push((id, section));
         id

@@ -112,6 +112,7 @@ pub fn plan(
         baselines: search.baselines.clone(),
         certificate: search.certificate.clone(),
         stages: vec![Stage { first_rank: 0, strategy, program }],
+        channels: Vec::new(),
         weights,
         constants,
     })

@@ -83,7 +83,8 @@ pub fn instr_us(program: &Program, instr: &Instr, costs: &CostModel) -> f64 {
             let steps = instr.steps().map(|(step, from, to)| (step, local(from), local(to)));
             costs.issue_us(steps, &program.mesh)
         }
-        Instr::Wait { .. } => 0.0,
+        // What goes between stages goes beside this, and is priced where the stages are.
+        Instr::Wait { .. } | Instr::Send { .. } | Instr::Receive { .. } => 0.0,
     }
 }
 
@@ -164,6 +165,7 @@ fn part(program: &Program, instrs: &[Instr], costs: &CostModel, slowdown: f64) -
                     streams.wait(issue);
                 }
             }
+            Instr::Send { .. } | Instr::Receive { .. } => {}
         }
     }
     streams.wait(issues);

@@ -43,6 +43,9 @@ pub struct Plan {
     pub certificate: Certificate,
     /// Pipeline stages in order; one for an unpipelined plan.
     pub stages: Vec<Stage>,
+    /// The ways between them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<Channel>,
     /// The weights that programs load, in the model's order, and then those in the model file that they do not.
     pub weights: Vec<Weight>,
     /// Small tensors that came out of constant folding.
@@ -177,6 +180,18 @@ pub struct Stage {
     pub strategy: Vec<NodeStrategy>,
     /// What the ranks run.
     pub program: Program,
+}
+
+/// A way by which stages hand on a value. Ranks find out by themselves who sends what to whom: the
+/// shardings of the two buffers, and the ranks of the two stages, say it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Channel {
+    /// Name of the value.
+    pub value: String,
+    /// Index of the stage that sends.
+    pub from: u32,
+    /// Index of the stage that receives.
+    pub to: u32,
 }
 
 /// A node's strategy.

@@ -69,6 +69,7 @@ fn plan() -> Plan {
         ty: ty(&[4, 256]),
         sharding: Sharding { dims: vec![DimSharding::whole(), split.clone()], partial },
         dynamic: false,
+        copies: 1,
         slot: Slot { offset, bytes: 4096 },
     };
     let dynamic = Buffer {

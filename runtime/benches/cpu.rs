@@ -243,6 +243,7 @@ fn print_trace(executor: &mut Executor, inputs: &BTreeMap<String, Tensor>) {
 fn kind(program: &Program, instr: &Instr) -> String {
     let name = match instr {
         Instr::Reshard { .. } | Instr::Issue { .. } | Instr::Wait { .. } => "reshard".to_string(),
+        Instr::Send { .. } | Instr::Receive { .. } => "between stages".to_string(),
         Instr::Kernel { kernel: Kernel::Map { f }, .. } => format!("map {f:?}"),
         Instr::Kernel { kernel: Kernel::Reference { op }, .. } => {
             format!("reference {}", op.name())

@@ -97,6 +97,10 @@ pub enum RunError {
     Kernel { rank: u32, instr: usize, node: String, source: KernelError },
     #[error("rank {rank}, instruction {instr} (reshard of `{value}`): {source}")]
     Reshard { rank: u32, instr: usize, value: String, source: KernelError },
+    #[error(
+        "rank {rank}, instruction {instr}: channel {channel} leads to another stage, and there is none"
+    )]
+    Channel { rank: u32, instr: usize, channel: u32 },
     #[error("rank {rank} panicked at {place}: {message}; this is a defect of planc")]
     Panic { rank: u32, place: String, message: String },
     #[error("output `{name}`: rank {rank} and rank {replica} hold different copies")]

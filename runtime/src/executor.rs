@@ -309,6 +309,7 @@ mod tests {
             ty: TensorType::new(DType::F32, []),
             sharding: Sharding::replicated(0),
             dynamic,
+            copies: 1,
             slot: Slot::default(),
         };
         let instr = |inputs: &[u32], output: u32| Instr::Kernel {
@@ -325,6 +326,8 @@ mod tests {
             constants: vec![],
             accumulators: vec![],
             micro_batches: None,
+            passes: vec![],
+            order: vec![],
             carried: vec![],
             // Nothing reads 3, the caller reads 4.
             instrs: vec![instr(&[0], 1), instr(&[1], 2), instr(&[0], 3), instr(&[2, 1, 2], 4)],

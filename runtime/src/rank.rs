@@ -143,6 +143,9 @@ impl Rank {
                 .zip(inputs.iter().copied().zip(outputs.iter().copied()))
                 .try_for_each(|(step, ends)| self.reshard(program, number, step, ends, comm)),
             Instr::Wait { .. } => Ok(()),
+            Instr::Send { channel, .. } | Instr::Receive { channel, .. } => {
+                Err(RunError::Channel { rank, instr: number, channel: *channel })
+            }
         }
     }
 

@@ -71,9 +71,7 @@ fn panicked(program: &Program, rank: &Rank, payload: &(dyn Any + Send)) -> RunEr
         Some((number, Instr::Reshard { input, .. })) => {
             format!("instruction {number} (reshard of `{}`)", program.buffer(*input).name)
         }
-        Some((number, Instr::Issue { .. } | Instr::Wait { .. })) => {
-            format!("instruction {number} (communication)")
-        }
+        Some((number, _)) => format!("instruction {number} (communication)"),
         None => "the loading of its buffers".to_string(),
     };
     RunError::Panic { rank: rank.number, place, message }

@@ -135,6 +135,7 @@ fn check(step: &Step, ty: &TensorType, from: &Sharding, to: &Sharding, mesh: &Me
         ty: ty.clone(),
         sharding: sharding.clone(),
         dynamic: false,
+        copies: 1,
         slot: Slot::default(),
     };
     let (from, to) = (buffer(from), buffer(to));

@@ -94,6 +94,7 @@ impl Model {
                 space: [].into(),
             },
             stages: vec![Stage { first_rank: 0, strategy: Vec::new(), program: program() }],
+            channels: Vec::new(),
             weights: vec![
                 weight("a", &self.a, Source::File { location: None, offset }),
                 weight("b", &self.b, Source::File { location: Some("m.data".into()), offset: 8 }),

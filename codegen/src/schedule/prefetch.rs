@@ -50,7 +50,7 @@ pub fn hoist(
                 }
             }
             Instr::Kernel { .. } | Instr::Reshard { .. } => sum_us += time_us(program, instr),
-            Instr::Issue { .. } | Instr::Wait { .. } => {}
+            _ => {}
         }
     }
     place(program, uses, &part, &compute_us, &mut gathers);

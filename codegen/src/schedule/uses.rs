@@ -43,7 +43,7 @@ impl Uses {
             let derives = match instr {
                 Instr::Kernel { kernel, .. } => kernel.is_elementwise() || is_copy,
                 Instr::Reshard { .. } | Instr::Issue { .. } => true,
-                Instr::Wait { .. } => false,
+                Instr::Wait { .. } | Instr::Send { .. } | Instr::Receive { .. } => false,
             };
             let is_derived = derives && instr.reads().iter().all(|b| uses.is_derived[b.index()]);
             for b in instr.reads() {

@@ -146,7 +146,8 @@ pub fn search(
         .collect::<Result<_, _>>()?;
     let found = run(posed, options.cutoff_us)?;
 
-    let least = |bounds: &dyn Fn(&Found) -> f64| found.iter().map(bounds).fold(f64::INFINITY, f64::min);
+    let least =
+        |bounds: &dyn Fn(&Found) -> f64| found.iter().map(bounds).fold(f64::INFINITY, f64::min);
     let (bound_us, relaxed_us) = (least(&|f| f.bound_us), least(&|f| f.relaxed_us));
     let fitting = found.iter().filter_map(|f| Some((f, f.best.as_ref()?)));
     let best =

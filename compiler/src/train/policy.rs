@@ -12,8 +12,8 @@
 use super::recompute::{Recompute, blocks, recompute};
 use crate::search::solver::{Status, relative_gap};
 use crate::search::{SearchError, SearchOptions, SearchResult, costs::Costs, search};
-use planc_ir::{Graph, Phase};
 use planc_ir::plan::Certificate;
+use planc_ir::{Graph, Phase};
 
 /// What is settled beforehand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -33,6 +33,7 @@ impl Built {
             ty: TensorType::new(DType::F32, [elements]),
             sharding,
             dynamic: false,
+            copies: 1,
             slot: Slot::default(),
         });
         BufferId(self.0.buffers.len() as u32 - 1)
@@ -48,6 +49,8 @@ fn program(actions: &[Do]) -> Program {
         weights: Vec::new(),
         constants: Vec::new(),
         accumulators: Vec::new(),
+        passes: Vec::new(),
+        order: Vec::new(),
         instrs: Vec::new(),
         micro_batches: None,
         carried: Vec::new(),
@@ -176,7 +179,9 @@ proptest! {
                 Instr::Kernel { inputs, outputs, .. } | Instr::Issue { inputs, outputs, .. } => {
                     inputs.iter_mut().chain(outputs).for_each(shift);
                 }
-                Instr::Wait { buffer } => shift(buffer),
+                Instr::Wait { buffer }
+                | Instr::Send { buffer, .. }
+                | Instr::Receive { buffer, .. } => shift(buffer),
                 Instr::Reshard { .. } => {}
             }
         }

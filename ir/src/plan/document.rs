@@ -107,6 +107,7 @@ impl Plan {
             baselines,
             certificate,
             stages,
+            channels,
             weights,
             constants,
         } = self;
@@ -128,6 +129,9 @@ impl Plan {
             print_stage(&mut p, stage)?;
         }
         p.close(']');
+        if !channels.is_empty() {
+            p.lines("channels", channels)?;
+        }
         p.lines("weights", weights)?;
         p.lines("constants", constants)?;
         p.close('}');
@@ -165,6 +169,8 @@ fn print_stage(p: &mut Printer, stage: &Stage) -> serde_json::Result<()> {
         accumulators,
         instrs,
         micro_batches,
+        passes,
+        order,
         carried,
         outputs,
         arena_bytes,
@@ -181,6 +187,10 @@ fn print_stage(p: &mut Printer, stage: &Stage) -> serde_json::Result<()> {
     p.lines("instrs", instrs)?;
     if let Some(micro_batches) = micro_batches {
         p.line(Some("micro_batches"), micro_batches)?;
+    }
+    if !passes.is_empty() {
+        p.line(Some("passes"), passes)?;
+        p.line(Some("order"), order)?;
     }
     if !carried.is_empty() {
         p.lines("carried", carried)?;

@@ -9,10 +9,12 @@
 
 pub mod kernel;
 mod lift;
+pub mod order;
 pub mod streams;
 pub mod verify;
 
 pub use kernel::{Kernel, PoolKind, Window};
+pub use order::{Action, Pass, PassInstrs};
 
 use crate::graph::TensorType;
 use crate::sharding::reshard::Step;
@@ -46,9 +48,22 @@ pub struct Buffer {
     /// Reference kernels of ops that leave extents open write and read it, and the caller may.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,
-    /// Where it lies in the rank's arena.
+    /// Of how many micro-batches at once it holds the contents, where several are under way: micro-batch `m` has
+    /// its copy `m mod copies`. Copies lie one behind the other, each aligned.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub copies: u32,
+    /// Where it, or its first copy, lies in the rank's arena.
     #[serde(flatten)]
     pub slot: Slot,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for a reference
+const fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 /// A place in the arena; sizes and offsets are the same on all ranks (the largest part decides).
@@ -135,6 +150,20 @@ pub enum Instr {
         /// The buffer.
         buffer: BufferId,
     },
+    /// Sends a value to another stage, without waiting until it is there.
+    Send {
+        /// The [channel](crate::plan::Channel) by which it goes.
+        channel: u32,
+        /// The value, with nothing left to reduce.
+        buffer: BufferId,
+    },
+    /// Receives a value from another stage, of the same micro-batch if it goes for each.
+    Receive {
+        /// The channel by which it comes.
+        channel: u32,
+        /// What it fills, with nothing left to reduce.
+        buffer: BufferId,
+    },
 }
 
 impl Instr {
@@ -143,7 +172,8 @@ impl Instr {
         match self {
             Self::Kernel { inputs, .. } | Self::Issue { inputs, .. } => inputs,
             Self::Reshard { input, .. } => std::slice::from_ref(input),
-            Self::Wait { buffer } => std::slice::from_ref(buffer),
+            Self::Wait { buffer } | Self::Send { buffer, .. } => std::slice::from_ref(buffer),
+            Self::Receive { .. } => &[],
         }
     }
 
@@ -152,7 +182,7 @@ impl Instr {
         let steps = match self {
             Self::Reshard { step, .. } => std::slice::from_ref(step),
             Self::Issue { steps, .. } => steps,
-            Self::Kernel { .. } | Self::Wait { .. } => &[],
+            _ => &[],
         };
         let ends = self.reads().iter().zip(self.writes());
         steps.iter().zip(ends).map(|(step, (from, to))| (step, *from, *to))
@@ -163,7 +193,8 @@ impl Instr {
         match self {
             Self::Kernel { outputs, .. } | Self::Issue { outputs, .. } => outputs,
             Self::Reshard { output, .. } => std::slice::from_ref(output),
-            Self::Wait { .. } => &[],
+            Self::Receive { buffer, .. } => std::slice::from_ref(buffer),
+            Self::Wait { .. } | Self::Send { .. } => &[],
         }
     }
 }
@@ -210,6 +241,13 @@ pub struct Program {
     /// follow run once after the last. `None`: all, for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<MicroBatches>,
+    /// In a stage of a pipeline, the passes that the repeated instructions are, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<PassInstrs>,
+    /// In a stage of a pipeline, when each pass runs for which micro-batch; then come the instructions that run
+    /// once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub order: Vec<Action>,
     /// State: `next` lies where `state` lies, so that the next micro-batch or step finds it there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub carried: Vec<CarriedBuffer>,

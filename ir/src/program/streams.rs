@@ -34,7 +34,7 @@ pub fn done(program: &Program) -> Vec<usize> {
                     in_flight.pop_front();
                 }
             }
-            Instr::Kernel { .. } | Instr::Reshard { .. } => {}
+            _ => {}
         }
     }
     for issue in in_flight {

@@ -157,7 +157,7 @@ pub fn verify(program: &Program) -> Vec<Finding> {
                     reshard(program, place, step, input, output, &mut findings);
                 }
             }
-            Instr::Wait { .. } => {}
+            Instr::Wait { .. } | Instr::Send { .. } | Instr::Receive { .. } => {}
             Instr::Kernel { kernel, inputs, outputs, .. } => {
                 kernel::check(program, place, kernel, inputs, outputs, &mut findings);
             }
@@ -176,6 +176,8 @@ impl Place {
             Instr::Reshard { .. } => "a reshard".to_string(),
             Instr::Issue { .. } => "an issue".to_string(),
             Instr::Wait { .. } => "a wait".to_string(),
+            Instr::Send { .. } => "a send".to_string(),
+            Instr::Receive { .. } => "a receive".to_string(),
         };
         Self::Instr { index, what }
     }

@@ -19,6 +19,8 @@ impl Builder {
             weights: Vec::new(),
             constants: Vec::new(),
             accumulators: Vec::new(),
+            passes: Vec::new(),
+            order: Vec::new(),
             instrs: Vec::new(),
             micro_batches: None,
             carried: Vec::new(),
@@ -32,7 +34,14 @@ impl Builder {
         let bytes = TensorType::new(ty.dtype, largest).bytes();
         let slot = Slot { offset: self.0.arena_bytes, bytes };
         self.0.arena_bytes += bytes.next_multiple_of(ALIGNMENT);
-        self.0.buffers.push(Buffer { name: name.to_string(), ty, sharding, dynamic: false, slot });
+        self.0.buffers.push(Buffer {
+            name: name.to_string(),
+            ty,
+            sharding,
+            dynamic: false,
+            copies: 1,
+            slot,
+        });
         BufferId(self.0.buffers.len() as u32 - 1)
     }
 

@@ -204,6 +204,7 @@ pub fn plan(folder: &Path, graph: &Graph, strategy: &Strategy) -> Plan {
             space: BTreeMap::new(),
         },
         stages: vec![Stage { first_rank: 0, strategy: Vec::new(), program }],
+        channels: Vec::new(),
         weights: weights.collect(),
         constants: constants.collect(),
     }

@@ -153,7 +153,7 @@ fn drop_all_reduce(program: &mut Program) {
                 inputs.iter_mut().for_each(replace);
             }
             Instr::Reshard { input, .. } => replace(input),
-            Instr::Wait { .. } => {}
+            Instr::Wait { .. } | Instr::Send { .. } | Instr::Receive { .. } => {}
         }
     }
     program.carried.iter_mut().for_each(|c| replace(&mut c.next));

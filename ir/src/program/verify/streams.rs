@@ -29,7 +29,7 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
                 findings.push(Finding::NothingIssued { place: place(), buffer });
             }
             Instr::Wait { .. } => {}
-            Instr::Kernel { .. } | Instr::Reshard { .. } => {
+            _ => {
                 let in_flight = |issue: usize| done[issue] > at;
                 for b in
                     instr.reads().iter().filter(|b| issued_by[b.index()].is_some_and(in_flight))
