@@ -9,10 +9,11 @@ use planc::train::policy::Asked;
 use planc::train::{Precision, Recompute, TrainOptions};
 use planc_cost_model::CostModel;
 use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::sharding::Mesh;
 use planc_models::{Config, Size, build, write};
 use planc_tests::cost_model;
 
-fn compiled(batch: u64, cost: &CostModel) -> Compiled {
+fn compiled(batch: u64, mesh: Option<Mesh>, cost: &CostModel) -> Compiled {
     let sizes = [
         (Size::Layers, 24),
         (Size::Hidden, 2048),
@@ -27,7 +28,7 @@ fn compiled(batch: u64, cost: &CostModel) -> Compiled {
     let bind = [("batch".to_string(), batch)].into();
     let model = import(&path, &ImportOptions { bind, training: true }).expect("imports");
     let options = TrainOptions { precision: Precision::Bf16, ..TrainOptions::default() };
-    let search = SearchOptions::default();
+    let search = SearchOptions { mesh, ..SearchOptions::default() };
     compile_step(&model, "gpt-1.3b.onnx", cost, &search, &options, Asked::default(), &|_| ())
         .expect("a plan")
 }
@@ -39,7 +40,7 @@ fn fits(compiled: &Compiled, baseline: &str) -> bool {
 #[test]
 fn with_memory_to_spare() {
     let cost = cost_model("A100-40GB", 8);
-    let compiled = compiled(8, &cost);
+    let compiled = compiled(8, None, &cost);
     assert!(fits(&compiled, "data parallel"), "there is memory to spare");
     let step = compiled.step.as_ref().expect("a step");
     assert_eq!(step.recompute, Recompute::Nothing);
@@ -50,7 +51,7 @@ fn with_memory_to_spare() {
 #[test]
 fn where_data_parallelism_does_not_fit() {
     let cost = cost_model("A100-40GB", 8);
-    let compiled = compiled(128, &cost);
+    let compiled = compiled(128, Some(Mesh::new([("device", 8)])), &cost);
     assert!(!fits(&compiled, "data parallel"));
     assert!(compiled.plan.predicted.memory_bytes <= cost.memory_bytes());
     let step = compiled.step.as_ref().expect("a step");
