@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use planc_ir::plan::{
-    Baseline, Certificate, Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, PlanError,
-    Prediction, Semantics, Source, Stage, Training, Weight,
+    Baseline, Certificate, Channel, Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan,
+    PlanError, Prediction, Semantics, Source, Stage, Training, Weight,
 };
 use planc_ir::program::{
-    Buffer, BufferId, CarriedBuffer, Instr, Kernel, MicroBatches, Program, Slot,
+    Action, Buffer, BufferId, CarriedBuffer, Instr, Kernel, MicroBatches, Pass, PassInstrs,
+    Program, Slot,
 };
 use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::reshard::Step;
@@ -59,6 +60,8 @@ fn plan() -> Plan {
                 outputs: vec![BufferId(1)],
             },
             Instr::Wait { buffer: BufferId(1) },
+            Instr::Send { channel: 0, buffer: BufferId(0) },
+            Instr::Receive { channel: 1, buffer: BufferId(1) },
         ])
         .collect();
     let mut mesh = Mesh::new([("data", 2), ("tensor", 3)]);
@@ -77,6 +80,7 @@ fn plan() -> Plan {
         ty: ty(&[]),
         sharding: Sharding::replicated(0),
         dynamic: true,
+        copies: 3,
         slot: Slot::default(),
     };
     let program = Program {
@@ -87,6 +91,8 @@ fn plan() -> Plan {
         constants: vec![],
         accumulators: vec![BufferId(1)],
         instrs,
+        passes: vec![PassInstrs { pass: Pass::Forward, chunk: 1, end: 3 }],
+        order: vec![Action { pass: Pass::Forward, chunk: 1, micro_batch: 0 }],
         micro_batches: Some(MicroBatches { count: 2, instrs: 3 }),
         carried: vec![CarriedBuffer { state: BufferId(0), next: BufferId(1) }],
         outputs: vec![BufferId(1)],
@@ -149,6 +155,7 @@ fn plan() -> Plan {
             }],
             program,
         }],
+        channels: vec![Channel { value: "x".into(), from: 0, to: 1 }],
         weights: vec![
             Weight {
                 name: "w".into(),
