@@ -227,6 +227,7 @@ fn every_entry_has_a_line_of_its_own() {
 fn empty_lists_take_no_lines() {
     let mut p = plan();
     p.stages.clear();
+    p.channels.clear();
     p.weights.clear();
     let text = p.to_json().unwrap();
     assert!(text.contains("\"stages\": [],\n  \"weights\": [],"), "{text}");
@@ -422,6 +423,11 @@ fn the_schema_describes_what_is_written() {
         "/stages/0/program/instrs/5/reshard/step/all_reduce",
         "/stages/0/program/instrs/11/issue",
         "/stages/0/program/instrs/12/wait",
+        "/stages/0/program/instrs/13/send",
+        "/stages/0/program/instrs/14/receive",
+        "/stages/0/program/passes/0",
+        "/stages/0/program/order/0",
+        "/channels/0",
     ];
     for pointer in objects {
         refuse(pointer, &|o| {
