@@ -30,7 +30,8 @@ fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
     inputs.remove(LABELS);
     let set = DataSet { inputs, outputs: BTreeMap::new() };
     let bind = bindings(path, &set).into_iter().collect();
-    import(path, &ImportOptions { bind, training: true }).expect("the model imports")
+    import(path, &ImportOptions { bind, training: true, ..ImportOptions::default() })
+        .expect("the model imports")
 }
 
 /// How a plan is found.
