@@ -17,11 +17,14 @@ fn imported(model: &ModelProto, dropout: bool) -> Result<Graph, ImportError> {
 
 /// The dropout in a graph, in order.
 fn found(graph: &Graph) -> Vec<&Dropout> {
-    let of = |op| match op {
-        &Op::Dropout(ref op) => Some(op),
-        _ => None,
-    };
-    graph.nodes.iter().filter_map(|n| of(&n.op)).collect()
+    graph
+        .nodes
+        .iter()
+        .filter_map(|node| match &node.op {
+            Op::Dropout(op) => Some(op),
+            _ => None,
+        })
+        .collect()
 }
 
 fn ratio(r: f32) -> AttributeProto {
