@@ -227,6 +227,7 @@ fn decode_node(
         captured: 0,
         outputs: if fuzz.below(2) == 0 { 1 } else { 1 + fuzz.below(3) },
         attributes,
+        drops: fuzz.below(2) == 0,
     };
     let accepted = (entry.decode)(&mut decoder).is_ok();
     let mesh = Mesh::new([("a", 3)]);

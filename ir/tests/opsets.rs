@@ -72,6 +72,7 @@ impl<'a> Node<'a> {
             captured: 0,
             outputs: self.outputs,
             attributes,
+            drops: false,
         };
         let outputs = (entry.decode)(&mut decoder)?;
         Ok(outputs.iter().map(|&v| graph.constant_of(v).expect("folded").clone()).collect())

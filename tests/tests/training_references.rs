@@ -43,7 +43,9 @@ fn curves(name: &str) -> CurveReference {
 fn forward(path: &Path, inputs: &BTreeMap<String, Tensor>, output: &str) -> Tensor {
     let shapes = inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
     let bind = bindings(path, &shapes).expect("extents");
-    let graph = import(path, &ImportOptions { bind, training: true }).expect("a model").graph;
+    let graph = import(path, &ImportOptions { bind, training: true, ..ImportOptions::default() })
+        .expect("a model")
+        .graph;
     let named = |v: &ValueId| graph.value(*v).name.clone();
     let ordered: Vec<Tensor> = graph.inputs.iter().map(|v| inputs[&named(v)].clone()).collect();
     let outputs = interp::evaluate(&graph, &ordered, &ModelFiles::new(path)).expect("a result");

@@ -69,10 +69,7 @@ fn draw(choices: &[u32]) -> (Case, Program, Program) {
 fn check(choices: &[u32]) {
     let (case, program, overlapped) = draw(choices);
     assert_eq!(verify(&overlapped), [], "{overlapped:?}");
-    let run = |program: &Program| {
-        planc_runtime::execute(program, &case.weights, &case.constants, &case.inputs)
-            .unwrap_or_else(|e| panic!("{e}\n{program:?}"))
-    };
+    let run = |program: &Program| case.run(program).unwrap_or_else(|e| panic!("{e}\n{program:?}"));
     for ((name, found), (_, expected)) in run(&overlapped).iter().zip(&run(&program)) {
         assert_eq!(found.to_bytes(), expected.to_bytes(), "{name}");
     }

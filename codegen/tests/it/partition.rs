@@ -4,11 +4,11 @@
 use crate::random;
 
 use planc_codegen::{MemoryReport, partition};
-use planc_ir::Tensor;
 use planc_ir::program::verify::verify;
-use planc_ir::program::{Instr, Program};
+use planc_ir::program::{Instr, Kernel, Program};
 use planc_ir::sharding::reshard::Step;
 use planc_ir::sharding::{AxisUse, Strategy};
+use planc_ir::{DType, Tensor};
 use proptest::prelude::*;
 use random::{Case, Draw, Prices};
 use std::collections::BTreeSet;
@@ -16,12 +16,14 @@ use std::collections::BTreeSet;
 /// Reordered sums of numbers of this size differ by less.
 fn assert_close(name: &str, found: &Tensor, expected: &Tensor) {
     assert_eq!(found.ty(), expected.ty(), "{name}");
+    let dtype = expected.dtype();
     let (found, expected) = (found.to_f64s(), expected.to_f64s());
+    let rounding = if dtype == DType::F32 { 1e-6 } else { 1e-9 };
     let scale = expected.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
     for (i, (f, e)) in found.iter().zip(&expected).enumerate() {
         let same = f.to_bits() == e.to_bits()
             || (f.is_nan() && e.is_nan())
-            || (f - e).abs() <= 1e-9 * scale;
+            || (f - e).abs() <= rounding * scale;
         assert!(same, "{name}[{i}] is {f}, expected {e}");
     }
 }
@@ -44,8 +46,7 @@ fn check(choices: &[u32]) {
     let memory = MemoryReport::of(&program).expect("small");
     assert!(memory.bound_bytes() <= memory.arena_bytes);
 
-    let found = planc_runtime::execute(&program, &case.weights, &case.constants, &case.inputs)
-        .unwrap_or_else(|e| panic!("{e}\n{program:?}"));
+    let found = case.run(&program).unwrap_or_else(|e| panic!("{e}\n{program:?}"));
     let expected = case.reference();
     assert_eq!(found.len(), expected.len());
     for ((name, found), expected) in found.iter().zip(&expected) {
@@ -74,6 +75,7 @@ fn random_cases_reach_everything() {
     let mut splits = BTreeSet::new();
     let mut linear = BTreeSet::new();
     let mut steps = BTreeSet::new();
+    let mut updates = BTreeSet::new();
     let mut state = 1u64;
     for _ in 0..600 {
         let choices: Vec<u32> = (0..160)
@@ -92,6 +94,14 @@ fn random_cases_reach_everything() {
                 };
             }
         }
+        for c in &program.carried {
+            let makes = |i: &&Instr| matches!(i, Instr::Kernel { outputs, .. } if outputs.contains(&c.next));
+            let maker = program.instrs.iter().find(makes);
+            updates.insert(match maker {
+                Some(Instr::Kernel { kernel: Kernel::OptimizerStep(_), .. }) => "in place",
+                _ => "moved",
+            });
+        }
         for instr in &program.instrs {
             if let Instr::Reshard { step, .. } = instr {
                 steps.insert(match step {
@@ -109,7 +119,7 @@ fn random_cases_reach_everything() {
     assert_eq!(
         list(splits),
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Fill Gather GatherGrad GatherNd \
-         GroupNormGrad Lrn Map MatMul Normalize NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice \
+         GroupNormGrad Lrn Map MatMul Normalize NormalizeGrad OptimizerStep Pad Pool PoolGrad Reduce Reshape Slice \
          Softmax Transpose"
     );
     assert_eq!(
@@ -117,5 +127,6 @@ fn random_cases_reach_everything() {
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Gather GatherGrad GatherNd \
          GroupNormGrad Map MatMul NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
     );
+    assert_eq!(list(updates), "in place moved");
     assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");
 }

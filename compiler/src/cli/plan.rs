@@ -58,8 +58,12 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let cost = args.cluster.cost_model()?;
     let progress = Progress::start();
     progress.say("importing");
-    let training = args.training.is_asked();
-    let options = ImportOptions { bind: args.bind.iter().cloned().collect(), training };
+    let train = args.training.is_asked().then(|| args.training.options());
+    let bind = args.bind.iter().cloned().collect();
+    let options = match &train {
+        Some(train) => train.import(bind),
+        None => ImportOptions { bind, ..ImportOptions::default() },
+    };
     let model = import(&args.model, &options)?;
     if let Some(mesh) = &args.mesh {
         cost.check_mesh(mesh)?;
@@ -68,11 +72,12 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let options = SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     let say = |what: &str| progress.say(what);
-    let compiled = if training {
-        let (train, asked) = (args.training.options(), args.training.asked());
-        compile_step(&model, &file, &cost, &options, &train, asked, &say)?
-    } else {
-        compile(&model, &file, &cost, &options, &say)?
+    let compiled = match &train {
+        Some(train) => {
+            let asked = args.training.asked();
+            compile_step(&model, &file, &cost, &options, train, asked, &say)?
+        }
+        None => compile(&model, &file, &cost, &options, &say)?,
     };
     drop(progress);
 

@@ -49,6 +49,12 @@ pub struct TrainingArgs {
     /// What is computed again in the backward phase rather than kept; the default is what is best.
     #[arg(long, value_enum, requires = "train")]
     recompute: Option<Again>,
+    /// What decides which elements dropout drops.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "train")]
+    dropout_seed: u32,
+    /// Drop nothing.
+    #[arg(long, requires = "train", conflicts_with = "dropout_seed")]
+    no_dropout: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -126,6 +132,7 @@ impl TrainingArgs {
             clip_norm: self.clip_norm,
             micro_batches: self.micro_batches,
             frozen: self.freeze.clone(),
+            dropout: (!self.no_dropout).then_some(self.dropout_seed),
         }
     }
 

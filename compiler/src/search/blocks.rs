@@ -1,7 +1,7 @@
 //! Repeated blocks: which nodes share one decision.
 //!
 //! A network of 96 equal layers is one layer decided once. Nodes are compared at a distance: node `i`
-//! *matches* node `i + p` if both apply the same op to equal types, and each operand comes either from
+//! *matches* node `i + p` if both apply the same op (but for what a dropout draws) to equal types, and each operand comes either from
 //! the same distance back, or from the very same value, or (inputs, weights, constants) from a value of
 //! its own of the same type. A stretch of matches of length `L` is a run of `L + p` nodes with period `p`;
 //! node `s + k` of the run decides with all others at the same place modulo `p`.
@@ -85,13 +85,21 @@ impl Blocks {
     }
 }
 
-/// Numbers nodes alike that apply the same op to the same types.
+/// Whether two ops split and cost the same on the same types: which elements a dropout drops does not count.
+fn alike(a: &Op, b: &Op) -> bool {
+    match (a, b) {
+        (Op::Dropout(a), Op::Dropout(b)) => a.ratio.to_bits() == b.ratio.to_bits(),
+        _ => a == b,
+    }
+}
+
+/// Numbers nodes alike that apply ops that are alike to the same types.
 fn kinds(graph: &Graph) -> Vec<usize> {
     let mut seen: Vec<(&Op, Vec<TensorType>, Vec<TensorType>)> = Vec::new();
     let kind = |id: NodeId| {
         let op = &graph.node(id).op;
         let (inputs, outputs) = (graph.input_types(id), graph.output_types(id));
-        let same = seen.iter().position(|(o, i, r)| *o == op && *i == inputs && *r == outputs);
+        let same = seen.iter().position(|(o, i, r)| alike(o, op) && *i == inputs && *r == outputs);
         same.unwrap_or_else(|| {
             seen.push((op, inputs, outputs));
             seen.len() - 1

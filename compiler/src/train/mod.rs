@@ -1,8 +1,8 @@
 //! From a model to a training step.
 //!
 //! ```text
-//! Graph ──precision──▶ Graph ──loss──▶ + loss ──differentiate──▶ + gradients ──recompute──▶ less is kept
-//!   ──update──▶ + accumulation, clipping, optimizer: a step whose state is carried
+//! Graph ──precision──▶ Graph ──loss──▶ + loss ──dropout──▶ draws by number ──differentiate──▶ + gradients
+//!   ──recompute──▶ less is kept ──update──▶ + accumulation, clipping, optimizer: a step whose state is carried
 //! ```
 //!
 //! A step is a [`Graph`] like any other: it is split, priced, partitioned and run by what does so for
@@ -11,6 +11,7 @@
 //!
 //! - [`precision`]: computing in a narrower type than the state.
 //! - [`loss`]: the loss, and the gradient that differentiation starts from.
+//! - [`dropout`]: other elements are dropped in each micro-batch.
 //! - [`differentiate`]: gradients of everything that a parameter is wanted of.
 //! - [`recompute`]: computing again in the backward phase what is not kept.
 //! - [`policy`]: which of that is worth it.
@@ -19,6 +20,7 @@
 
 mod append;
 pub mod differentiate;
+pub mod dropout;
 pub mod error;
 pub mod loss;
 pub mod parameters;
@@ -36,6 +38,7 @@ pub use settings::Settings;
 pub use update::{LossScale, Optimizer, Trained};
 
 use planc_ir::finish::{prune, unique_names};
+use planc_ir::onnx::ImportOptions;
 use planc_ir::plan::Training;
 use planc_ir::{Graph, ValueDef, ValueId};
 use precision::{Lowered, Master};
@@ -58,6 +61,9 @@ pub struct TrainOptions {
     pub micro_batches: u32,
     /// Patterns (`*` stands for anything) of names of weights that stay as they are.
     pub frozen: Vec<String>,
+    /// What decides, with the place of a dropout in the model and the number of the micro-batch, which elements are
+    /// dropped; if there is no seed, none are.
+    pub dropout: Option<u32>,
 }
 
 impl Default for TrainOptions {
@@ -69,7 +75,15 @@ impl Default for TrainOptions {
             clip_norm: None,
             micro_batches: 1,
             frozen: Vec::new(),
+            dropout: Some(0),
         }
+    }
+}
+
+impl TrainOptions {
+    /// How a model is imported that is to be trained so.
+    pub const fn import(&self, bind: BTreeMap<String, u64>) -> ImportOptions {
+        ImportOptions { bind, training: true, dropout: self.dropout.is_some() }
     }
 }
 
@@ -92,6 +106,8 @@ struct Differentiated {
     masters: BTreeMap<ValueId, Master>,
     /// What the loss was scaled by, if it was.
     scale: Option<ValueId>,
+    /// What counts micro-batches for dropout, if there is any.
+    drawn: Option<ValueId>,
     loss: loss::Appended,
     trained: Vec<Trained>,
     /// Their names.
@@ -115,6 +131,7 @@ fn differentiated(model: &Graph, options: &TrainOptions) -> Result<Differentiate
     let scale =
         (options.precision == Precision::F16).then(|| LossScale::DYNAMIC.append(&mut graph));
     let loss = loss::append(&mut graph, &options.loss, scale)?;
+    let drawn = dropout::draw(&mut graph, loss.value, options.dropout, options.micro_batches)?;
     let mut collect = |graph: &mut Graph, parameter, gradient| {
         update::collect(graph, parameter, gradient, options.micro_batches)
     };
@@ -133,7 +150,7 @@ fn differentiated(model: &Graph, options: &TrainOptions) -> Result<Differentiate
         return Err(TrainError::NoParameters);
     }
     let parameters = trained.iter().map(|t| name(&graph, t.parameter)).collect();
-    Ok(Differentiated { graph, masters, scale, loss, trained, parameters, untrained })
+    Ok(Differentiated { graph, masters, scale, drawn, loss, trained, parameters, untrained })
 }
 
 /// The model with its loss and the gradients of its parameters as outputs, in the order of the parameters
@@ -159,8 +176,12 @@ pub fn gradients(
 /// If the loss or a parameter's gradient cannot be had.
 pub fn step(model: &Graph, options: &TrainOptions) -> Result<Step, TrainError> {
     let d = differentiated(model, options)?;
-    let Differentiated { mut graph, masters, scale, loss, trained, parameters, untrained } = d;
+    let Differentiated { mut graph, masters, scale, drawn, loss, trained, parameters, untrained } =
+        d;
     let updated = update::append(&mut graph, loss.value, &trained, &masters, scale, options)?;
+    if let Some(state) = drawn {
+        dropout::advance(&mut graph, state, options.micro_batches)?;
+    }
     graph.outputs = updated.outputs;
     let mut graph = prune(graph);
     unique_names(&mut graph);
@@ -172,7 +193,7 @@ pub fn step(model: &Graph, options: &TrainOptions) -> Result<Step, TrainError> {
         labels: loss.labels,
         learning_rate: updated.learning_rate,
         micro_batches: options.micro_batches,
-        recipe: recipe(options),
+        recipe: recipe(options, drawn.is_some()),
         // Who makes the plan knows what else belongs to them.
         settings: serde_json::Value::Null,
         state: states.map(named).collect(),
@@ -181,7 +202,7 @@ pub fn step(model: &Graph, options: &TrainOptions) -> Result<Step, TrainError> {
 }
 
 /// What was asked for, in words.
-fn recipe(options: &TrainOptions) -> BTreeMap<String, String> {
+fn recipe(options: &TrainOptions, drops: bool) -> BTreeMap<String, String> {
     let mut recipe = BTreeMap::from([
         ("loss".to_string(), options.loss.to_string()),
         ("optimizer".to_string(), options.optimizer.to_string()),
@@ -189,6 +210,9 @@ fn recipe(options: &TrainOptions) -> BTreeMap<String, String> {
     ]);
     if let Some(norm) = options.clip_norm {
         recipe.insert("gradient norm".to_string(), format!("at most {norm}"));
+    }
+    if let Some(seed) = options.dropout.filter(|_| drops) {
+        recipe.insert("dropout".to_string(), format!("seed {seed}"));
     }
     if !options.frozen.is_empty() {
         recipe.insert("frozen".to_string(), options.frozen.join(", "));

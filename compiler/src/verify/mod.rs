@@ -83,9 +83,7 @@ pub struct Report {
 /// no error but a report with findings or with differing numbers.
 pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, VerifyError> {
     let settings = settings(plan)?;
-    let training = settings.is_some();
-    let bind = plan.model.bindings.clone();
-    let model = import(path, &ImportOptions { bind, training })?;
+    let model = import(path, &imported(settings.as_ref(), plan.model.bindings.clone()))?;
     if model.digest != plan.model.digest {
         return Err(VerifyError::OtherModel {
             file: path.display().to_string(),
@@ -106,6 +104,14 @@ pub fn verify(plan: &Plan, path: &Path, options: &Options) -> Result<Report, Ver
         buffers: plan.stages.iter().map(|s| s.program.buffers.len()).sum(),
         numerical,
     })
+}
+
+/// How the model of a plan with these settings is imported.
+fn imported(settings: Option<&Settings>, bind: BTreeMap<String, u64>) -> ImportOptions {
+    match settings {
+        Some(settings) => settings.step.import(bind),
+        None => ImportOptions { bind, ..ImportOptions::default() },
+    }
 }
 
 /// What the plan's training step was made from, if its steps train.

@@ -1,12 +1,12 @@
 //! The numerical check: see the module above.
 
 use super::compare::{Comparison, Tolerance, compare, random_inputs};
-use super::{Graphs, Options, VerifyError, step};
+use super::{Graphs, Options, VerifyError, imported, step};
 use crate::emit::matrix_flops;
 use crate::train::Settings;
 use planc_cost_model::{Catalogue, Cluster, CostModel};
 use planc_ir::graph::{Graph, ValueDef, WeightSource};
-use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::onnx::import;
 use planc_ir::plan::{Named, Plan};
 use planc_ir::program::Program;
 use planc_ir::sharding::{Sharding, Strategy};
@@ -74,7 +74,7 @@ pub fn check(
     let bound: Vec<String> = bind.iter().map(|(name, n)| format!("{name}={n}")).collect();
     let what = format!("the plan's strategies with {}", bound.join(", "));
     let skipped = |why: String| Ok(Numerical::Skipped { why });
-    let small = match import(path, &ImportOptions { bind, training: settings.is_some() }) {
+    let small = match import(path, &imported(settings, bind)) {
         Ok(small) => small,
         Err(e) => return skipped(format!("{what}: {e}")),
     };

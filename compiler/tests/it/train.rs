@@ -7,8 +7,10 @@ mod model;
 
 use super::{planc, text};
 use common::{f32s, numbers};
+use planc_ir::onnx::wire::NodeProto;
 use planc_ir::sharding::Mesh;
 use planc_ir::{Tensor, TensorType};
+use planc_models::{Config, Size};
 use planc_runtime::Session;
 use planc_runtime::safetensors_file::write;
 use std::collections::BTreeMap;
@@ -203,4 +205,52 @@ fn a_model_is_planned_trained_and_verified() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
     assert!(said.contains(" 0 findings") && said.contains(": equal"), "{said}");
+}
+
+/// A model that drops a half of what its first layer makes.
+fn dropping(folder: &Path) {
+    let sizes = [(Size::Layers, 2), (Size::Inputs, 8), (Size::Hidden, 8), (Size::Outputs, 8)];
+    let weights = planc_models::Weights::Random { seed: 1 };
+    let config = Config { weights, batch: Some(4), ..Config::default() };
+    let config = sizes.iter().fold(config, |config, &(size, n)| config.with(size, n));
+    let mut model = planc_models::build("mlp", &config).expect("the model is built");
+    let graph = model.graph.as_mut().expect("a graph");
+    let relu = graph.node.iter_mut().find(|n| n.op_type() == "Relu").expect("an activation");
+    let dropout = NodeProto {
+        op_type: Some("Dropout".into()),
+        input: vec!["active".into()],
+        output: vec![std::mem::replace(&mut relu.output[0], "active".into())],
+        ..NodeProto::default()
+    };
+    graph.node.push(dropout);
+    planc_models::write(&model, &folder.join("model.onnx")).expect("the model is written");
+}
+
+#[test]
+fn dropout_is_seeded_or_left_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    dropping(folder);
+    let planned = |flags: &[&str]| {
+        let step = ["model.onnx", "--train", "--loss", "mse", "--gpus", "2", "--json"];
+        planc(folder, &[&step[..], flags].concat())
+    };
+    let drops = |flags: &[&str]| {
+        let output = planned(flags);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let output = planc(folder, &["verify", "model.plan.json", "model.onnx"]);
+        let checked = text(&output.stdout);
+        assert!(checked.contains(" 0 findings") && checked.contains(": equal"), "{checked}");
+        let plan = std::fs::read_to_string(folder.join("model.plan.json")).expect("a plan");
+        let recipe = said["training"]["recipe"]["dropout"].as_str().map(str::to_string);
+        assert_eq!(recipe.is_some(), plan.contains("\"ratio\""));
+        recipe
+    };
+    assert_eq!(drops(&[]).as_deref(), Some("seed 0"));
+    assert_eq!(drops(&["--dropout-seed", "5"]).as_deref(), Some("seed 5"));
+    assert_eq!(drops(&["--no-dropout"]), None);
+    for wrong in [&["--no-dropout", "--dropout-seed", "5"][..], &["--dropout-seed", "-1"]] {
+        assert_eq!(planned(wrong).status.code(), Some(2));
+    }
 }

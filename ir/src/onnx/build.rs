@@ -72,6 +72,8 @@ pub(super) struct Importer<'a> {
     pub(super) undecided: usize,
     /// For each loop, by its outputs, the carried values that change their extents.
     pub(super) changing: BTreeMap<Vec<String>, BTreeSet<usize>>,
+    /// See [`ImportOptions`](super::ImportOptions).
+    pub(super) dropout: bool,
 }
 
 impl<'a> Importer<'a> {
@@ -91,6 +93,7 @@ impl<'a> Importer<'a> {
             bindings,
             undecided: 0,
             changing: BTreeMap::new(),
+            dropout: false,
         }
     }
 

@@ -47,6 +47,13 @@ impl Importer<'_> {
         let takes_all = call.has_bodies() || call.entry.name == "Identity";
         let dynamic = call.inputs.iter().flatten().any(|&v| self.is_dynamic(v));
         let undecided = self.undecided > 0;
+        let drops = self.dropout && matches!(call.entry.name, "Dropout" | "BiasDropout");
+        if drops && (dynamic || self.graphs.len() > 1) {
+            let why = "planc trains no dropout in the body of a loop or branch, nor of a tensor whose extents \
+                       are only known when the model runs; plan without dropout";
+            self.note_use(item, why.to_string());
+            return Ok(None);
+        }
         let graph = self.graph();
         let marks = (graph.nodes.len(), graph.values.len());
         let mut decoder = Decoder {
@@ -58,6 +65,7 @@ impl Importer<'_> {
             captured: call.captured,
             outputs: call.outputs,
             attributes: call.attributes.clone(),
+            drops,
         };
         let result = if dynamic && !takes_all {
             defer(call.entry, &mut decoder)

@@ -61,6 +61,8 @@ pub struct ImportOptions {
     /// Keep every floating-point initializer of rank 1 or more as a weight, however small: it may be
     /// trained. Otherwise small ones are constants.
     pub training: bool,
+    /// Keep ONNX's Dropout as the op that drops elements, as in training. Otherwise it is left out.
+    pub dropout: bool,
 }
 
 /// An imported model.
@@ -155,6 +157,7 @@ fn read(bytes: &Bytes, path: Option<&Path>, options: &ImportOptions) -> Result<M
     let build = |bind: &Bindings| {
         let files = Files::new(bytes.clone(), path.map(Path::to_path_buf), options.training);
         let mut importer = Importer::new(graph.name(), &library, files, bind);
+        importer.dropout = options.dropout;
         inputs(&mut importer, graph, bind)?;
         importer.initializers(graph)?;
         importer.nodes(graph, &opsets, "a graph input")?;

@@ -1,11 +1,13 @@
 //! ONNX Runtime's operators that add a bias and do one thing more.
 //!
-//! - **ONNX**: com.microsoft BiasAdd, BiasSplitGelu, BiasSoftmax, BiasDropout (inference).
+//! - **ONNX**: com.microsoft BiasAdd, BiasSplitGelu, BiasSoftmax, BiasDropout.
 //! - **Semantics**: `x + bias + skip`; `left · gelu(right)` of the halves of `x + bias`; the softmax of
-//!   `x + bias` over the dimensions from `axis` on; `x + bias + residual`.
+//!   `x + bias` over the dimensions from `axis` on; `dropout(x + bias) + residual`, where nothing is dropped
+//!   unless the model is trained (see [`dropout`](super::dropout)).
 
 use super::Build;
 use super::decode::{Decoder, DecoderEntry, ResultType};
+use super::dropout::dropped;
 use super::fill::Fill;
 use super::softmax::Softmax;
 use crate::graph::{ValueId, elements};
@@ -58,6 +60,14 @@ fn softmax(d: &mut Decoder<'_>) -> Outputs {
 }
 
 fn dropout(d: &mut Decoder<'_>) -> Outputs {
+    if d.drops {
+        let sum = add_all(d, 2)?;
+        let mut results = dropped(d, sum, 3)?;
+        if let Some(residual) = d.optional(2) {
+            results[0] = d.map(F::Add, &[results[0], residual])?;
+        }
+        return Ok(results);
+    }
     if d.optional(4).is_some() && d.known(4, "training changes the result")?.to_i64s() != [0] {
         return Err(OpError::Unsupported("dropout in training mode is random".into()));
     }

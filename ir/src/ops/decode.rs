@@ -121,6 +121,8 @@ pub struct Decoder<'a> {
     pub outputs: usize,
     /// Attributes.
     pub attributes: BTreeMap<String, Attribute>,
+    /// Whether it is a dropout that drops, as in training.
+    pub drops: bool,
 }
 
 impl Build for Decoder<'_> {

@@ -123,6 +123,7 @@ impl Deferred {
             captured: 0,
             outputs: self.results.len(),
             attributes: self.attributes.clone(),
+            drops: false,
         };
         let mut outputs = (entry.decode)(&mut d)?;
         outputs.truncate(self.results.len());

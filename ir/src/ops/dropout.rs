@@ -1,14 +1,18 @@
 //! Dropout, and operators that are random.
 //!
-//! Two kinds of dropout: ONNX's, whose draws follow one another, is made of other ops; the op of this
-//! file, which training inserts, draws for each element on its own, so that it may be split.
+//! Two kinds of dropout: that of a model that is run, whose draws follow one another, is made of other ops;
+//! the op of this file, for a model that is trained, draws for each element on its own, so that it may be
+//! split.
 //!
 //! - **ONNX**: Dropout (since 7; training by an input since 12). Bernoulli, Multinomial,
 //!   RandomNormal, RandomNormalLike, RandomUniform, RandomUniformLike are errors that say so.
-//! - **Semantics**: passes its input through, unless it trains: then each element is 0 with
-//!   probability `ratio` and grows by `1 / (1 - ratio)` otherwise. Without a seed that is random, and
-//!   no plan computes it twice. The op drops element `i` of the whole tensor in step `t` if the number
-//!   that the generator Philox4x32-10 gives for the key `seed` and the counter `i, t` says so.
+//! - **Semantics**: each element is 0 with probability `ratio` and grows by `1 / (1 - ratio)` otherwise. A
+//!   model that is run passes its input through, unless the file says that it trains; without a seed
+//!   that is random, and no plan computes it twice. A model that is trained drops whatever the file says:
+//!   exporters leave out the dropout of a model in evaluation mode, and write the mode as it was when
+//!   they ran. The op drops element `i` of the whole tensor in step `t` if the number that the
+//!   generator Philox4x32-10 gives for the key `seed` and the counter `i, t` says so. The importer makes
+//!   the node's place in the model the seed, and the step 0; what makes a training step fills in the rest.
 //! - **Split**: all dimensions are parallel: a rank knows which elements it holds. Linear in x.
 
 use super::decode::{Decoder, DecoderEntry, ResultType};
@@ -53,6 +57,9 @@ fn random(_: &mut Decoder<'_>) -> Outputs {
 /// A mask that is asked for says which elements were kept.
 fn dropout(d: &mut Decoder<'_>) -> Outputs {
     let x = d.input(0)?;
+    if d.drops {
+        return dropped(d, x, 1);
+    }
     let training = match d.optional(2) {
         None => false,
         Some(_) => d.known(2, "training changes the result")?.to_i64s().contains(&1),
@@ -65,13 +72,52 @@ fn dropout(d: &mut Decoder<'_>) -> Outputs {
     if training && ratio != 0.0 {
         return drop_some(d, x, ratio);
     }
+    kept(d, x)
+}
+
+/// A tensor of which nothing is dropped, and the mask that says so.
+fn kept(d: &mut Decoder<'_>, x: ValueId) -> Outputs {
     if d.outputs < 2 {
         return Ok(vec![x]);
     }
-    // Until opset 10 the mask had the input's type.
-    let dtype = if d.opset < 10 { d.ty(x).dtype } else { DType::Bool };
-    let mask = d.push(Fill { dtype, shape: d.shape(x), value: 1.0 }, &[])?;
+    let mask = d.push(Fill { dtype: mask_type(d, x), shape: d.shape(x), value: 1.0 }, &[])?;
     Ok(vec![x, mask])
+}
+
+/// Until opset 10 the mask of ONNX's own operator had the input's type.
+fn mask_type(d: &Decoder<'_>, x: ValueId) -> DType {
+    if d.op_type == "Dropout" && d.opset < 10 { d.ty(x).dtype } else { DType::Bool }
+}
+
+/// A tensor with elements dropped, and the mask if it is asked for, in a model that is trained. Input
+/// `index` is the ratio, which was an attribute at first.
+pub(super) fn dropped(d: &mut Decoder<'_>, x: ValueId, index: usize) -> Outputs {
+    let ratio = match d.optional(index) {
+        Some(v) => d.graph.constant_of(v).and_then(|ratio| ratio.to_f64s().first().copied()),
+        None => Some(f64::from(d.float_or("ratio", 0.5)?)),
+    };
+    let Some(ratio) = ratio else {
+        let why = "the share of elements that it drops is not a constant; plan without dropout";
+        return Err(OpError::Unsupported(why.into()));
+    };
+    if ratio == 0.0 {
+        return kept(d, x);
+    }
+    let op = Dropout { ratio, seed: d.graph.nodes.len() as u64 };
+    let step = d.scalar(DType::I64, 0.0)?;
+    // Other elements are dropped in other steps, so nothing is folded.
+    let drop = |d: &mut Decoder<'_>, x| {
+        d.graph.push(d.name, op.clone().into(), &[x, step], &[]).map(|results| results[0])
+    };
+    let result = drop(d, x)?;
+    if d.outputs < 2 {
+        return Ok(vec![result]);
+    }
+    let ones = d.push(Fill { dtype: DType::F32, shape: d.shape(x), value: 1.0 }, &[])?;
+    let (dropped, zero) = (drop(d, ones)?, d.scalar(DType::F32, 0.0)?);
+    let mask = d.map(F::Greater, &[dropped, zero])?;
+    let mask = d.cast(mask, mask_type(d, x))?;
+    Ok(vec![result, mask])
 }
 
 fn drop_some(d: &mut Decoder<'_>, x: ValueId, ratio: f64) -> Outputs {

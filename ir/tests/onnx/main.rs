@@ -8,6 +8,7 @@
 mod builder;
 mod control;
 mod deferred;
+mod dropout;
 mod functions;
 mod import;
 mod models;

@@ -10,7 +10,7 @@ use planc::search::space::Space;
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
 use planc_cost_model::CostModel;
-use planc_ir::onnx::{ImportOptions, Model, import};
+use planc_ir::onnx::{Model, import};
 use planc_ir::ops::optimizer_step::Rule;
 use planc_ir::plan::Plan;
 use planc_ir::sharding::{Mesh, Strategy};
@@ -22,15 +22,15 @@ use std::path::Path;
 
 /// The raised graph of a model, imported for training at the extents of these inputs.
 pub fn model(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Graph {
-    raise(&imported(path, inputs).graph).graph
+    raise(&imported(path, inputs, &TrainOptions::default()).graph).graph
 }
 
-fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>) -> Model {
+fn imported(path: &Path, inputs: &BTreeMap<String, Tensor>, options: &TrainOptions) -> Model {
     let mut inputs = inputs.clone();
     inputs.remove(LABELS);
     let set = DataSet { inputs, outputs: BTreeMap::new() };
     let bind = bindings(path, &set).into_iter().collect();
-    import(path, &ImportOptions { bind, training: true }).expect("the model imports")
+    import(path, &options.import(bind)).expect("the model imports")
 }
 
 /// How a plan is found.
@@ -51,7 +51,7 @@ pub fn planned(
     mesh: &Mesh,
     how: How,
 ) -> Plan {
-    let model = imported(path, inputs);
+    let model = imported(path, inputs, options);
     let file = path.file_name().expect("a name").to_string_lossy().into_owned();
     let cost = cost_model("H100", mesh.ranks());
     let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };

@@ -289,7 +289,8 @@ fn wrong_numbers_are_found() {
     let settings = plan.training.as_ref().expect("training").settings.clone();
     let settings = serde_json::from_value(settings).expect("settings");
     let bind = plan.model.bindings.clone();
-    let model = import(&path, &ImportOptions { bind, training: true }).expect("a model");
+    let model = import(&path, &ImportOptions { bind, training: true, ..ImportOptions::default() })
+        .expect("a model");
     let graphs = Graphs::of(model.graph, Some(&settings)).expect("a step");
     let is_equal = |plan: &Plan| {
         let found = numbers::check(plan, &graphs, Some(&settings), &path, &Options::default());

@@ -1,6 +1,8 @@
 //! Random graphs, meshes, strategies and prices, drawn from a list of choices that proptest shrinks.
 
 mod gradients;
+mod run;
+mod update;
 
 use planc_ir::ops::concat::Concat;
 use planc_ir::ops::conv::Conv;
@@ -86,7 +88,7 @@ impl Case {
             made.extend(case.op(d, x));
         }
         let read = case.graph.consumers();
-        case.graph.outputs = made.iter().copied().filter(|v| read[v.index()].is_empty()).collect();
+        case.graph.outputs.extend(made.iter().filter(|v| read[v.index()].is_empty()));
         if d.one_in(3) {
             case.graph.outputs.push(d.pick(&made));
         }
@@ -114,12 +116,17 @@ impl Case {
                 self.constants.insert(name.clone(), tensor.clone());
                 self.graph.constant(name, tensor)
             }
-            _ => {
-                self.weights.insert(name.clone(), tensor.clone());
-                let source = WeightSource::Inline(Arc::new(tensor));
-                self.graph.add_value(name, ty, ValueDef::Weight(source))
-            }
+            _ => self.state(tensor),
         }
+    }
+
+    /// A weight.
+    fn state(&mut self, tensor: Tensor) -> ValueId {
+        let name = format!("w{}", self.graph.values.len());
+        let ty = tensor.ty().clone();
+        self.weights.insert(name.clone(), tensor.clone());
+        let source = WeightSource::Inline(Arc::new(tensor));
+        self.graph.add_value(name, ty, ValueDef::Weight(source))
     }
 
     fn weight(&mut self, d: &mut Draw<'_>, shape: &[u64]) -> ValueId {
@@ -142,7 +149,7 @@ impl Case {
         let shape = self.graph.ty(x).shape.clone();
         let rank = shape.len();
         let mut inputs = vec![x];
-        let op = match d.below(21) {
+        let op = match d.below(22) {
             0 => {
                 let f = d.pick(&[ScalarFn::Neg, ScalarFn::Relu, ScalarFn::Identity, ScalarFn::Abs]);
                 Map { f }.into()
@@ -239,6 +246,10 @@ impl Case {
             }
             17 if (3..=4).contains(&rank) => self.spatial(d, &shape, &mut inputs),
             19 | 20 => self.training(d, &shape, &mut inputs),
+            21 => {
+                self.update(d, x);
+                return Vec::new();
+            }
             _ => Map { f: ScalarFn::Identity }.into(),
         };
         let name = format!("n{}", self.graph.nodes.len());
@@ -277,29 +288,6 @@ impl Case {
                 Conv { window, groups }.into()
             }
         }
-    }
-
-    /// What the graph's values are, by evaluating op after op.
-    pub fn reference(&self) -> Vec<Tensor> {
-        let mut values: Vec<Option<Tensor>> = self
-            .graph
-            .values
-            .iter()
-            .map(|v| {
-                [&self.inputs, &self.weights, &self.constants]
-                    .into_iter()
-                    .find_map(|known| known.get(&v.name).cloned())
-            })
-            .collect();
-        for node in &self.graph.nodes {
-            let inputs: Vec<&Tensor> =
-                node.inputs.iter().map(|v| values[v.index()].as_ref().expect("in order")).collect();
-            let results = node.op.eval(&inputs).expect("small and in range");
-            for (v, t) in node.outputs.iter().zip(results) {
-                values[v.index()] = Some(t);
-            }
-        }
-        self.graph.outputs.iter().map(|v| values[v.index()].clone().expect("computed")).collect()
     }
 }
 
