@@ -54,6 +54,7 @@ pub fn prune(graph: Graph) -> Graph {
             .map(|c| Carried { state: value(c.state), next: value(c.next) })
             .collect(),
         micro_batches: graph.micro_batches,
+        under_way: graph.under_way,
         name: graph.name,
     }
 }

@@ -266,6 +266,10 @@ pub struct Graph {
     /// How often a step runs the forward and backward phase, each time on inputs of its own; 1 or more.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub micro_batches: u32,
+    /// For how many of them at once what the forward phase makes for the backward phase is kept: in a stage of a
+    /// pipeline, as many as are under way there; 1 or more.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub under_way: u32,
 }
 
 fn is_default<T: Default + PartialEq>(x: &T) -> bool {
@@ -298,6 +302,7 @@ impl Graph {
             outputs: Vec::new(),
             carried: Vec::new(),
             micro_batches: 1,
+            under_way: 1,
         }
     }
 

@@ -1,9 +1,9 @@
 //! Repeated blocks: which nodes share one decision.
 //!
 //! A network of 96 equal layers is one layer decided once. Nodes are compared at a distance: node `i`
-//! *matches* node `i + p` if both apply the same op (but for what a dropout draws) to equal types, and each operand comes either from
-//! the same distance back, or from the very same value, or (inputs, weights, constants) from a value of
-//! its own of the same type. A stretch of matches of length `L` is a run of `L + p` nodes with period `p`;
+//! *matches* node `i + p` if both apply the same op (but for what a dropout draws) to equal types, and each
+//! operand comes either from the same distance back, or from the very same value, or (inputs, weights,
+//! constants) from a value of its own of the same type. A stretch of matches of length `L` is a run of `L + p` nodes with period `p`;
 //! node `s + k` of the run decides with all others at the same place modulo `p`.
 //!
 //! The longest run is taken first, then the rest to its left and right is searched in the same way. The

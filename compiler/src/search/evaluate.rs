@@ -12,8 +12,10 @@
 //!   node to its last reader, a graph output to the end; its further forms, with all that the reshard
 //!   makes on the way, from the value's first reader to its last. The result of a node that changes
 //!   only a description shares its operand's bytes while the node runs. What state becomes takes none
-//!   once it lies where the state lies; until then, and where it is copied there in the end, it does. Sizes are those of the largest
-//!   part, each rounded up to the arena's alignment. This is never less than what the program holds at
+//!   once it lies where the state lies; until then, and where it is copied there in the end, it does. What the
+//!   forward phase makes for the backward phase, and inputs, are held throughout and for each micro-batch that
+//!   is [under way](Graph::under_way), if several are. Sizes are those of the largest part, each rounded up to
+//!   the arena's alignment. This is never less than what the program holds at
 //!   once.
 
 use super::costs::Costs;
@@ -34,6 +36,8 @@ pub struct Evaluation {
     pub compute_us: f64,
     /// Of it: reshards, by kind of step.
     pub communication_us: BTreeMap<String, f64>,
+    /// Time that the kernels and reshards of each phase take, for one micro-batch.
+    pub phase_us: BTreeMap<Phase, f64>,
     /// Number of reshard steps, by kind.
     pub steps: BTreeMap<String, u64>,
     /// Largest memory of any rank.
@@ -81,8 +85,9 @@ pub fn evaluate(
         let outputs = local(&node.outputs, &shardings.outputs);
         let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
         if let Some(first) = outputs.first() {
-            let repeats = f64::from(graph.repeats(node.phase));
-            evaluation.compute_us += costs.op_us(&work, first.dtype) * repeats;
+            let us = costs.op_us(&work, first.dtype);
+            evaluation.compute_us += us * f64::from(graph.repeats(node.phase));
+            *evaluation.phase_us.entry(node.phase).or_default() += us;
         }
     }
     let mut walk = Walk::new(graph, strategy, &nodes, costs);
@@ -163,7 +168,8 @@ impl<'a> Walk<'a> {
         let last = if stays { end } else { readers.iter().map(|r| r.0).max().unwrap_or(0) };
         let bytes = self.bytes(ty, home);
         match &self.graph.value(v).def {
-            ValueDef::Input | ValueDef::Accumulator => self.hold(0, end, bytes),
+            ValueDef::Input => self.hold(0, end, bytes.saturating_mul(self.under_way())),
+            ValueDef::Accumulator => self.hold(0, end, bytes),
             ValueDef::Weight(_) | ValueDef::Constant(_) => {
                 if is_output || !readers.is_empty() {
                     evaluation.weight_bytes = evaluation.weight_bytes.saturating_add(bytes);
@@ -172,7 +178,7 @@ impl<'a> Walk<'a> {
             ValueDef::Node { node, .. } => {
                 let describes = matches!(self.graph.node(*node).op.lower(), Kernel::Copy);
                 let from = node.index() + usize::from(describes);
-                self.hold(from, last.max(node.index()), bytes);
+                self.keep(from, last.max(node.index()), bytes);
             }
         }
         Ok(())
@@ -203,11 +209,12 @@ impl<'a> Walk<'a> {
             let path = reshard_reduced(ty, home, &self.strategy.mesh, self.costs);
             paths.push(path.ok_or_else(|| self.no_path(v, "reduced".into()))?);
         }
-        let repeats = self.graph.repeats(section);
-        for path in &paths {
-            self.add_steps(ty, home, path, repeats, evaluation);
-        }
         let first = readers.iter().map(|r| r.0).min().unwrap_or(end);
+        let (repeats, phase) = (self.graph.repeats(section), self.phase(first));
+        for path in &paths {
+            let us = self.add_steps(ty, home, path, repeats, evaluation);
+            *evaluation.phase_us.entry(phase).or_default() += us;
+        }
         let last = if self.copied[v.index()] {
             end
         } else {
@@ -216,9 +223,26 @@ impl<'a> Walk<'a> {
         for path in &paths {
             let bytes =
                 path.shardings.iter().map(|s| self.bytes(ty, s)).fold(0, u64::saturating_add);
-            self.hold(first, last, bytes);
+            self.keep(first, last, bytes);
         }
         Ok(())
+    }
+
+    fn under_way(&self) -> u64 {
+        self.graph.under_way.into()
+    }
+
+    /// Holds what is made for one micro-batch: throughout and for all that are under way, if one phase makes it
+    /// and another reads it.
+    fn keep(&mut self, from: usize, to: usize, bytes: u64) {
+        let is_kept = self.under_way() > 1
+            && self.phase(from) == Phase::Forward
+            && self.phase(to) == Phase::Backward;
+        if is_kept {
+            self.hold(0, self.graph.nodes.len(), bytes.saturating_mul(self.under_way()));
+        } else {
+            self.hold(from, to, bytes);
+        }
     }
 
     fn hold(&mut self, from: usize, to: usize, bytes: u64) {
@@ -254,7 +278,8 @@ impl<'a> Walk<'a> {
         path: &Path,
         repeats: u32,
         sum: &mut Evaluation,
-    ) {
+    ) -> f64 {
+        let mut total_us = 0.0;
         let mesh = &self.strategy.mesh;
         let mut before = local_type(ty, home, mesh);
         for (step, after) in path.steps.iter().zip(&path.shardings) {
@@ -262,9 +287,11 @@ impl<'a> Walk<'a> {
             let us = self.costs.step_us(step, &before, &after, mesh);
             *sum.communication_us.entry(step.name().to_string()).or_default() +=
                 us * f64::from(repeats);
+            total_us += us;
             *sum.steps.entry(step.name().to_string()).or_default() += u64::from(repeats);
             before = after;
         }
+        total_us
     }
 }
 

@@ -5,17 +5,20 @@
 //! end; further forms from the first reader to the last; the result of a node that changes only a
 //! description shares its operand's bytes while the node runs.
 //!
+//! Where several micro-batches are under way, what is kept for their backward phases and their inputs are held
+//! throughout, as often as that.
+//!
 //! Rows that no choice can bring over the limit are left out, and so are rows that hold no more than
 //! another one.
 
 use super::formulate::Formulation;
 use super::request::{Form, Home, Memory, MemoryRow};
-use super::space::{Maker, Space};
+use super::space::{Maker, Source, Space};
 use super::state::next_values;
 use super::ways::{Ways, held_bytes};
 use planc_ir::program::Kernel;
 use planc_ir::sharding::section;
-use planc_ir::{Phase, ValueId};
+use planc_ir::{Graph, Phase, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The memory of a formulation, with all rows that could exceed the limit.
@@ -81,15 +84,18 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
             let readers = held[v.index()].values().flatten().copied();
             let last = readers.map(|(_, last)| last).max();
             let (from, to) = lifetime(space, group.maker, v, last);
+            let is_input = group.maker == Maker::Loaded(Source::Input);
+            let (from, to, copies) = kept(graph, from, to, is_input);
             for point in homes.iter_mut().take(to + 1).skip(from) {
-                *point.entry(g).or_default() += 1;
+                *point.entry(g).or_default() += copies;
             }
             for (&section, &span) in &held[v.index()] {
                 let (Some(&form), Some((first, last))) = (form_of.get(&(g, section)), span) else {
                     continue;
                 };
+                let (first, last, copies) = kept(graph, first, last, false);
                 for point in &mut forms[first..=last] {
-                    *point.entry(form).or_default() += 1;
+                    *point.entry(form).or_default() += copies;
                 }
             }
         }
@@ -99,6 +105,18 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
         forms: forms.into_iter().collect(),
     };
     homes.into_iter().zip(forms).map(row).collect()
+}
+
+/// From when to when something that is used in between is held, and how often: see [`Graph::under_way`].
+fn kept(graph: &Graph, from: usize, to: usize, is_input: bool) -> (usize, usize, u64) {
+    let end = graph.nodes.len();
+    let phase = |at: usize| graph.nodes.get(at).or(graph.nodes.last()).map(|n| n.phase);
+    let crosses = phase(from) == Some(Phase::Forward) && phase(to) == Some(Phase::Backward);
+    if graph.under_way > 1 && (crosses || is_input) {
+        (0, end, graph.under_way.into())
+    } else {
+        (from, to, 1)
+    }
 }
 
 /// The first and last point at which each value is used, by section.

@@ -82,15 +82,14 @@ fn shared(graph: &Graph) -> Vec<bool> {
         .carried
         .iter()
         .map(|c| c.state)
-        .filter(|&v| matches!(graph.value(v).def, ValueDef::Weight(_)) && graph.ty(v).rank() == 0)
+        .filter(|&v| graph.ty(v).rank() == 0)
         .collect();
     loop {
         let mut is_shared = vec![false; graph.nodes.len()];
         for (at, node) in graph.nodes.iter().enumerate() {
             let follows = |v: &ValueId| match graph.value(*v).def {
                 ValueDef::Input | ValueDef::Constant(_) => true,
-                ValueDef::Weight(_) => free.contains(v),
-                ValueDef::Accumulator => false,
+                ValueDef::Weight(_) | ValueDef::Accumulator => free.contains(v),
                 ValueDef::Node { node, .. } => is_shared[node.index()],
             };
             is_shared[at] = node.inputs.iter().all(follows) && !is_costly(graph, NodeId(at as u32));
