@@ -119,6 +119,7 @@ op_table! {
         attention::Attention,
         attention_grad::AttentionGrad,
         mixture_of_experts::MixtureOfExperts,
+        mixture_of_experts_grad::MixtureOfExpertsGrad,
         conv::Conv,
         conv_transpose::ConvTranspose,
         conv_weight_grad::ConvWeightGrad,

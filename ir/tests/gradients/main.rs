@@ -17,8 +17,7 @@ use planc_ir::{DType, OpError, TensorType};
 use random::Random;
 
 /// Ops that planc cannot differentiate yet. Take one off when it can.
-const NOT_YET: &[&str] =
-    &["MixtureOfExperts", "RoiAlign", "Resize", "GridSample", "Dft", "Recurrence", "Frames"];
+const NOT_YET: &[&str] = &["RoiAlign", "Resize", "GridSample", "Dft", "Recurrence", "Frames"];
 
 /// Why an op has no gradient and needs none.
 fn refusal(op: &Op) -> Option<&'static str> {
@@ -29,6 +28,7 @@ fn refusal(op: &Op) -> Option<&'static str> {
         | Op::DetGrad(_)
         | Op::GroupNormGrad(_)
         | Op::LinearRecurrenceGrad(_)
+        | Op::MixtureOfExpertsGrad(_)
         | Op::NormalizeGrad(_)
         | Op::PoolGrad(_) => Some("second derivatives are not taken"),
         Op::OptimizerStep(_) => Some("a step is not differentiated through its update"),

@@ -35,6 +35,7 @@ use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
 use planc_ir::ops::matmul_grad::MatMulGrad;
 use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
+use planc_ir::ops::mixture_of_experts_grad::MixtureOfExpertsGrad;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
 use planc_ir::ops::pad::Pad;
@@ -157,7 +158,13 @@ pub fn all() -> Vec<Sample> {
             inputs.push(x(&layer));
         }
         inputs.push(if trans_out { x(&[5, 4, 6]) } else { x(&[5, 6, 4]) });
-        add(MixtureOfExperts { experts: 5, f, fused, trans_in, trans_out }.into(), inputs);
+        let layer = MixtureOfExperts { experts: 5, f, fused, trans_in, trans_out };
+        let with_gradient = [&[x(&[2, 3, 4])], &inputs[..]].concat();
+        add(layer.clone().into(), inputs);
+        for experts in [false, true] {
+            let layer = layer.clone();
+            add(MixtureOfExpertsGrad { layer, experts }.into(), with_gradient.clone());
+        }
     }
     for interleaved in [false, true] {
         for angles in [vec![5, 6], vec![2, 1, 5, 3]] {
