@@ -10,8 +10,9 @@
 
 use super::decode::DecoderEntry;
 use super::lanes::{Lanes, floats};
-use super::{OpDef, Work, expect_inputs, factors};
-use crate::graph::{TensorType, elements};
+use super::resize_grad::ResizeGrad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
+use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
 use crate::tensor::{check_size, strides, unravel};
@@ -189,7 +190,7 @@ impl Resize {
 
     /// The elements of a lane that a result is made of, and their weights; `None` if the result is
     /// the value outside.
-    fn taps(&self, axis: &Axis, n: u64, i: usize) -> Option<Vec<(usize, f64)>> {
+    pub(super) fn taps(&self, axis: &Axis, n: u64, i: usize) -> Option<Vec<(usize, f64)>> {
         let (x, last) = (axis.place(self.place, n, i), n as f64 - 1.0);
         if self.place == Place::Crop && !(0.0..=last).contains(&x) {
             return None;
@@ -319,6 +320,12 @@ impl OpDef for Resize {
         }
         debug_assert_eq!(elements(&shape), y.len() as u64);
         Ok(vec![floats(x.ty(), &shape, &y)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.shape(v.inputs[0]));
+        let extents = self.axes.iter().map(|a| x[a.axis]).collect();
+        Ok(vec![Some(v.push(ResizeGrad { resize: self.clone(), extents }, &[g])?)])
     }
 
     fn lower(&self) -> Kernel {

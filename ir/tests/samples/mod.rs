@@ -45,8 +45,10 @@ use planc_ir::ops::recurrence::{Activation, Cell, Recurrence};
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
 use planc_ir::ops::resize::{Axis, Filter, Place, Resize, Rounding};
+use planc_ir::ops::resize_grad::ResizeGrad;
 use planc_ir::ops::reverse_sequence::ReverseSequence;
 use planc_ir::ops::roi_align::RoiAlign;
+use planc_ir::ops::roi_align_grad::RoiAlignGrad;
 use planc_ir::ops::rotary_embedding::RotaryEmbedding;
 use planc_ir::ops::scatter::Update;
 use planc_ir::ops::scatter_elements::ScatterElements;
@@ -357,7 +359,8 @@ fn vision(add: Add<'_>, x: RandomOf<'_>) {
         let axes = vec![axis(1, 7, 4.0), axis(3, 2, 5.0)];
         let resize =
             Resize { axes, filter, place, antialias: true, exclude_outside: true, outside: 0.0 };
-        add(resize.into(), vec![x(&[3, 4, 2, 5])]);
+        add(resize.clone().into(), vec![x(&[3, 4, 2, 5])]);
+        add(ResizeGrad { resize, extents: vec![4, 5] }.into(), vec![x(&[3, 7, 2, 2])]);
     }
     for (largest, points) in [(false, 2), (true, 0)] {
         let regions = x(&[5, 4]);
@@ -365,7 +368,12 @@ fn vision(add: Add<'_>, x: RandomOf<'_>) {
         let regions = Tensor::from_f64(regions.ty().clone(), corner).unwrap();
         let roi = RoiAlign { bins: [2, 3], points, scale: 0.75, half_pixel: true, largest };
         let samples = ints(&[5], &[1, 0, 0, 1, -1]);
-        add(roi.into(), vec![x(&[2, 3, 5, 4]), regions, samples]);
+        let image = x(&[2, 3, 5, 4]);
+        let mut of_gradient = vec![x(&[5, 3, 2, 3]), regions.clone(), samples.clone()];
+        of_gradient.extend(largest.then(|| image.clone()));
+        let gradient = RoiAlignGrad { align: roi.clone(), image: [2, 5, 4] };
+        add(roi.into(), vec![image, regions, samples]);
+        add(gradient.into(), of_gradient);
     }
     for (sampling, outside, unit) in [
         (Sampling::Nearest, Outside::Border, Unit::Centres),
@@ -408,6 +416,13 @@ fn sequences(add: Add<'_>, x: RandomOf<'_>) {
     for (parts, inverse, onesided) in [(1, false, true), (2, true, false), (2, true, true)] {
         let dft = Dft { axis: 1, length: 6, inverse, onesided };
         add(dft.into(), vec![x(&[3, 5, 2, parts])]);
+    }
+    for (parts, inverse, onesided) in
+        [(1, false, false), (2, false, false), (1, true, false), (1, true, true), (1, false, true)]
+    {
+        for length in [1, 3, 4] {
+            add(Dft { axis: 0, length, inverse, onesided }.into(), vec![x(&[3, parts])]);
+        }
     }
     add(Uniform { dtype: DType::F64, shape: vec![3, 2], seed: 7 }.into(), vec![]);
 }
