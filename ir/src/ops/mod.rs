@@ -159,6 +159,8 @@ op_table! {
         resize::Resize,
         resize_grad::ResizeGrad,
         grid_sample::GridSample,
+        grid_sample_grad::GridSampleGrad,
+        grid_sample_grid_grad::GridSampleGridGrad,
         dft::Dft,
         recurrence::Recurrence,
         lrn::Lrn,

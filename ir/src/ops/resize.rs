@@ -140,6 +140,28 @@ impl Filter {
     }
 }
 
+impl Filter {
+    /// How the weight of an element changes as the place moves on, from the element's distance from it.
+    pub(super) fn slope(self, distance: f64) -> f64 {
+        let (t, towards) = (distance.abs(), if distance > 0.0 { -1.0 } else { 1.0 });
+        let falls = match self {
+            Self::Linear if t <= 1.0 => -1.0,
+            Self::Nearest(_) | Self::Linear => 0.0,
+            Self::Cubic { a } => {
+                let a = f64::from(a);
+                if t <= 1.0 {
+                    (3.0 * (a + 2.0) * t - 2.0 * (a + 3.0)) * t
+                } else if t < 2.0 {
+                    (3.0 * a * t - 10.0 * a) * t + 8.0 * a
+                } else {
+                    0.0
+                }
+            }
+        };
+        falls * towards
+    }
+}
+
 impl Axis {
     /// Whether the extents fit the scale, as they do in whatever is decoded.
     fn check(&self, n: u64) -> Result<(), OpError> {

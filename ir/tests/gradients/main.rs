@@ -17,7 +17,7 @@ use planc_ir::{DType, OpError, TensorType};
 use random::Random;
 
 /// Ops that planc cannot differentiate yet. Take one off when it can.
-const NOT_YET: &[&str] = &["GridSample", "Recurrence"];
+const NOT_YET: &[&str] = &["Recurrence"];
 
 /// Why an op has no gradient and needs none.
 fn refusal(op: &Op) -> Option<&'static str> {
@@ -26,6 +26,8 @@ fn refusal(op: &Op) -> Option<&'static str> {
         | Op::ConvWeightGrad(_)
         | Op::CumProdGrad(_)
         | Op::DetGrad(_)
+        | Op::GridSampleGrad(_)
+        | Op::GridSampleGridGrad(_)
         | Op::GroupNormGrad(_)
         | Op::LinearRecurrenceGrad(_)
         | Op::MixtureOfExpertsGrad(_)

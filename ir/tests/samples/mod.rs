@@ -27,6 +27,8 @@ use planc_ir::ops::gather_grad::GatherGrad;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::gather_nd_grad::GatherNdGrad;
 use planc_ir::ops::grid_sample::{GridSample, Outside, Sampling, Unit};
+use planc_ir::ops::grid_sample_grad::GridSampleGrad;
+use planc_ir::ops::grid_sample_grid_grad::GridSampleGridGrad;
 use planc_ir::ops::group_norm::GroupNorm;
 use planc_ir::ops::linear_recurrence::LinearRecurrence;
 use planc_ir::ops::linear_recurrence_grad::LinearRecurrenceGrad;
@@ -379,9 +381,18 @@ fn vision(add: Add<'_>, x: RandomOf<'_>) {
         (Sampling::Nearest, Outside::Border, Unit::Centres),
         (Sampling::Linear, Outside::Zero, Unit::Edges),
         (Sampling::Cubic, Outside::Mirror, Unit::Pixels),
+        (Sampling::Linear, Outside::Border, Unit::Centres),
+        (Sampling::Linear, Outside::Mirror, Unit::Edges),
+        (Sampling::Cubic, Outside::Border, Unit::Edges),
     ] {
         let sample = GridSample { sampling, outside, unit };
-        add(sample.into(), vec![x(&[3, 2, 4, 5]), x(&[3, 5, 2, 2])]);
+        let (image, grid, g) = (x(&[3, 2, 4, 5]), x(&[3, 5, 2, 2]), x(&[3, 2, 5, 2]));
+        let wide = Tensor::from_f64(grid.ty().clone(), |i| 3.0 * grid.f64_at(i)).unwrap();
+        add(sample.clone().into(), vec![image.clone(), wide.clone()]);
+        let of_image = GridSampleGrad { sample: sample.clone(), spatial: vec![4, 5] };
+        add(of_image.into(), vec![g.clone(), wide.clone()]);
+        add(GridSampleGridGrad { sample: sample.clone() }.into(), vec![g, image, wide]);
+        add(sample.into(), vec![x(&[2, 2, 3]), x(&[2, 4, 1])]);
     }
 }
 
