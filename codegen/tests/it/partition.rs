@@ -109,13 +109,13 @@ fn random_cases_reach_everything() {
     assert_eq!(
         list(splits),
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Fill Gather GatherGrad GatherNd \
-         GroupNormGrad Lrn Map MatMul Normalize NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice \
+         GroupNormGrad Lrn Map MatMul MixtureOfExperts MixtureOfExpertsGrad Normalize NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice \
          Softmax Transpose"
     );
     assert_eq!(
         list(linear),
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Gather GatherGrad GatherNd \
-         GroupNormGrad Map MatMul NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
+         GroupNormGrad Map MatMul MixtureOfExperts MixtureOfExpertsGrad NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
     );
     assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");
 }

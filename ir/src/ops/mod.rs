@@ -163,6 +163,7 @@ op_table! {
         grid_sample_grid_grad::GridSampleGridGrad,
         dft::Dft,
         recurrence::Recurrence,
+        recurrence_grad::RecurrenceGrad,
         lrn::Lrn,
         // Layout.
         reshape::Reshape,

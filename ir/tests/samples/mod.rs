@@ -44,6 +44,7 @@ use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::range::{Range, Scalar};
 use planc_ir::ops::recurrence::{Activation, Cell, Recurrence};
+use planc_ir::ops::recurrence_grad::RecurrenceGrad;
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
 use planc_ir::ops::resize::{Axis, Filter, Place, Resize, Rounding};
@@ -419,7 +420,12 @@ fn sequences(add: Add<'_>, x: RandomOf<'_>) {
         }
         let lengths = i % 2 == 1;
         inputs.extend(lengths.then(|| ints(&[batch], &[4, 2, 0, 1, 3])));
-        add(Recurrence { cell, reverse: lengths, lengths, clip: 1.5 }.into(), inputs);
+        let op = Recurrence { cell, reverse: lengths, lengths, clip: 1.5 };
+        let mut of_results = vec![x(&[steps, batch, hidden]), x(&[batch, hidden])];
+        of_results.extend(matches!(op.cell, Cell::Lstm { .. }).then(|| x(&[batch, hidden])));
+        of_results.extend_from_slice(&inputs);
+        add(op.clone().into(), inputs);
+        add(RecurrenceGrad { of: op }.into(), of_results);
     }
     let lengths = ints(&[5], &[1, 3, 0, 2, 3]);
     add(ReverseSequence { time: 0, batch: 1 }.into(), vec![x(&[3, 5, 2]), lengths]);

@@ -37,7 +37,9 @@ impl Case {
                 NormalizeGrad { norm, bias: !rms && d.one_in(2) }.into()
             }
             2 if rank == 4 => self.attention(d, shape, inputs),
-            2 | 3 if (3..=4).contains(&rank) => self.windowed(d, shape, inputs),
+            2 | 3 if (3..=4).contains(&rank) && !shape.contains(&0) => {
+                self.windowed(d, shape, inputs)
+            }
             _ => {
                 inputs.push(self.given(d, Tensor::scalar(5i64)));
                 Dropout { ratio: 0.5, seed: 3 }.into()
@@ -77,7 +79,7 @@ impl Case {
         let (&last, tokens) = shape.split_last().expect("of rank 1 or more");
         let (experts, choices) = (2 + d.below(3) as u64, 1 + d.below(2) as u64);
         let (inner, other) = (d.pick(&EXTENTS), d.pick(&EXTENTS));
-        let f = d.pick(&[ScalarFn::Mul, ScalarFn::Relu]);
+        let f = d.pick(&[ScalarFn::Mul, ScalarFn::Gelu]);
         let (trans_in, trans_out) = (d.one_in(2), d.one_in(2));
         let fused = f.arity() == 2 && d.one_in(2);
         let layer = MixtureOfExperts { experts, f, fused, trans_in, trans_out };
