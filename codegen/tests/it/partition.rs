@@ -75,7 +75,7 @@ fn random_cases_reach_everything() {
     let mut linear = BTreeSet::new();
     let mut steps = BTreeSet::new();
     let mut state = 1u64;
-    for _ in 0..600 {
+    for _ in 0..800 {
         let choices: Vec<u32> = (0..160)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
