@@ -2,6 +2,7 @@
 #![allow(clippy::print_stderr)] // says aloud what is left out
 
 mod curves;
+mod experts;
 mod gradients;
 mod memory;
 mod resume;
