@@ -80,7 +80,9 @@ impl OpDef for GridSampleGrad {
             let (sample, place) = (p / places, p % places);
             for plane in sample * channels..(sample + 1) * channels {
                 let g = g[plane * places + place];
-                pixels.iter().for_each(|&(at, w)| dx[plane * area + at] += w * g);
+                for &(at, w) in &pixels {
+                    dx[plane * area + at] += w * g;
+                }
             }
         }
         Ok(vec![Tensor::from_f64(ty, |i| dx[i])?])
