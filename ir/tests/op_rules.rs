@@ -85,6 +85,15 @@ fn part_of_rows(
     part(&all, &kept)
 }
 
+/// A rank's experts with one behind them that stands for all others, and choices among these; `first` is the
+/// operand that holds tokens.
+fn part_of_experts(inputs: &mut [Tensor], first: usize, table: &(Range<u64>, u64)) {
+    let choices = inputs[first + 1].clone();
+    for i in first + 3..inputs.len() {
+        (inputs[i], inputs[first + 1]) = part_of_table(&inputs[i], 0, &choices, table.clone());
+    }
+}
+
 /// What the op's kernel computes on a rank's parts. Kernels read extents from their outputs, and a
 /// lookup knows which rows of the table it holds.
 fn evaluate_part(
@@ -115,10 +124,19 @@ fn evaluate_part(
         Op::GatherGrad(gradient) => return vec![part_of_rows(gradient, &inputs, table.unwrap())],
         Op::MixtureOfExperts(layer) => {
             layer.experts += 1;
-            let (table, choices) = (table.unwrap(), inputs[1].clone());
-            for i in 3..inputs.len() {
-                (inputs[i], inputs[1]) = part_of_table(&inputs[i], 0, &choices, table.clone());
+            part_of_experts(&mut inputs, 0, &table.unwrap());
+        }
+        Op::MixtureOfExpertsGrad(gradient) => {
+            gradient.layer.experts += 1;
+            part_of_experts(&mut inputs, 1, &table.unwrap());
+            let mut results = op.eval(&inputs.iter().collect::<Vec<_>>()).unwrap();
+            // Behind the experts held stands the one for all others.
+            for result in &mut results[2..] {
+                let mut held: Vec<Range<u64>> = result.shape().iter().map(|&n| 0..n).collect();
+                held[0].end -= 1;
+                *result = part(result, &held);
             }
+            return results;
         }
         _ => {}
     }
@@ -259,9 +277,10 @@ fn check(sample: &Sample, mesh: &Mesh, strategy: &OpStrategy, random: &mut Rando
                     let shape = &out_types[0].shape;
                     Some((outs[0].ranges(shape, mesh, &coord)[g.axis].clone(), shape[g.axis]))
                 }
-                Op::MixtureOfExperts(_) => {
-                    let shape = &in_types[3].shape;
-                    Some((ins[3].ranges(shape, mesh, &coord)[0].clone(), shape[0]))
+                Op::MixtureOfExperts(_) | Op::MixtureOfExpertsGrad(_) => {
+                    let last = in_types.len() - 1;
+                    let shape = &in_types[last].shape;
+                    Some((ins[last].ranges(shape, mesh, &coord)[0].clone(), shape[0]))
                 }
                 _ => None,
             };

@@ -77,7 +77,7 @@ fn random_cases_reach_everything() {
     let mut steps = BTreeSet::new();
     let mut updates = BTreeSet::new();
     let mut state = 1u64;
-    for _ in 0..600 {
+    for _ in 0..800 {
         let choices: Vec<u32> = (0..160)
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -119,13 +119,14 @@ fn random_cases_reach_everything() {
     assert_eq!(
         list(splits),
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Fill Gather GatherGrad GatherNd \
-         GroupNormGrad Lrn Map MatMul Normalize NormalizeGrad OptimizerStep Pad Pool PoolGrad Reduce Reshape Slice \
+         GroupNormGrad Lrn Map MatMul MixtureOfExperts MixtureOfExpertsGrad Normalize NormalizeGrad OptimizerStep \
+         Pad Pool PoolGrad Reduce Reshape Slice \
          Softmax Transpose"
     );
     assert_eq!(
         list(linear),
         "AttentionGrad Concat Conv ConvTranspose ConvWeightGrad Dropout Expand Gather GatherGrad GatherNd \
-         GroupNormGrad Map MatMul NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
+         GroupNormGrad Map MatMul MixtureOfExperts MixtureOfExpertsGrad NormalizeGrad Pad Pool PoolGrad Reduce Reshape Slice Transpose"
     );
     assert_eq!(list(updates), "in place moved");
     assert_eq!(list(steps), "all-gather all-reduce all-to-all reduce-scatter slice to-partial");

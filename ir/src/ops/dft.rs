@@ -9,12 +9,15 @@
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::Lanes;
-use super::{Build, OpDef, Work, expect_inputs, factors};
+use super::pad::Pad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, range};
 use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
+use crate::program::kernel::PadMode;
+use crate::scalar::ScalarFn;
 use crate::sharding::FactorRule;
 use crate::tensor::check_size;
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
 
@@ -100,6 +103,21 @@ impl Dft {
             *last = if self.onesided && self.inverse { 1 } else { 2 };
         }
         shape
+    }
+
+    /// What each frequency of one side counts in its inverse: those that stand for their mirror image, too,
+    /// twice; along one dimension of a tensor of this rank.
+    fn weights(&self, v: &mut Vjp<'_>, dtype: DType, rank: usize) -> Result<ValueId, OpError> {
+        let k = range::along(v, 0, self.length / 2 + 1, self.axis, rank)?;
+        let mut number = |n: u64| v.scalar(DType::I64, n as f64);
+        let [zero, two, length] = [number(0)?, number(2)?, number(self.length)?];
+        let first = v.map(ScalarFn::Equal, &[k, zero])?;
+        let twice = v.map(ScalarFn::Mul, &[k, two])?;
+        let middle = v.map(ScalarFn::Equal, &[twice, length])?;
+        let own_image = v.map(ScalarFn::Or, &[first, middle])?;
+        let once = v.scalar(dtype, 1.0 / self.length as f64)?;
+        let twice = v.scalar(dtype, 2.0 / self.length as f64)?;
+        v.map(ScalarFn::Where, &[own_image, once, twice])
     }
 
     /// The numbers that are transformed: of one side, the other one is its mirror image.
@@ -196,6 +214,33 @@ impl OpDef for Dft {
             }
         }
         Ok(vec![super::lanes::floats(x.ty(), &shape, &y)?])
+    }
+
+    /// The transform is a symmetric matrix, so its adjoint is the conjugate one: the transform the other way. What was
+    /// padded is cut, and what was cut has no gradient.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.ty(v.inputs[0]));
+        let n = x.shape[self.axis];
+        let mut dx = if self.inverse && self.onesided {
+            let forward = Self { inverse: false, ..self.clone() };
+            let sums = v.push(forward, &[g])?;
+            let weights = self.weights(v, x.dtype, x.rank())?;
+            v.map(ScalarFn::Mul, &[sums, weights])?
+        } else {
+            let back = Self { inverse: !self.inverse, onesided: false, ..self.clone() };
+            let length = self.length as f64;
+            let sums = v.push(back, &[g])?;
+            v.scale(sums, if self.inverse { 1.0 / length } else { length })?
+        };
+        let found = v.shape(dx)[self.axis];
+        dx = v.slice(dx, self.axis, 0, n.min(found))?;
+        if n > found {
+            let (before, mut after) = (vec![0; x.rank()], vec![0; x.rank()]);
+            after[self.axis] = (n - found) as i64;
+            dx = v.push(Pad { before, after, mode: PadMode::Constant, value: 0.0 }, &[dx])?;
+        }
+        let parts = x.rank() - 1;
+        Ok(vec![Some(v.slice(dx, parts, 0, x.shape[parts])?)])
     }
 
     fn lower(&self) -> Kernel {

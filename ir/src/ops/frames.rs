@@ -5,12 +5,14 @@
 //! - **Split**: the dimension stays whole, the others are parallel. Linear.
 
 use super::decode::DecoderEntry;
+use super::gather_grad::GatherGrad;
 use super::lanes::Lanes;
-use super::{OpDef, Work, expect_inputs, factors};
-use crate::graph::TensorType;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, range};
+use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
+use crate::scalar::ScalarFn;
 use crate::sharding::{FactorRule, RuleBuilder};
-use crate::{EvalError, OpError, Tensor};
+use crate::{DType, EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Frames of a dimension.
@@ -77,6 +79,18 @@ impl OpDef for Frames {
             (outer * from.n + frame * self.step as usize + k) * from.inner + inner
         };
         Ok(vec![x.select(ty.shape, at)?])
+    }
+
+    /// Where frames overlap, their gradients are added.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let g = v.gradient()?;
+        let frames = range::along(v, 0, v.shape(g)[self.axis], 0, 2)?;
+        let step = v.scalar(DType::I64, self.step as f64)?;
+        let begins = v.map(ScalarFn::Mul, &[frames, step])?;
+        let within = range::along(v, 0, self.length, 1, 2)?;
+        let from = v.map(ScalarFn::Add, &[begins, within])?;
+        let extent = v.shape(v.inputs[0])[self.axis];
+        Ok(vec![Some(v.push(GatherGrad { axis: self.axis, extent }, &[from, g])?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -8,8 +8,10 @@
 //!   Linear in the image.
 
 use super::decode::{Decoder, DecoderEntry};
+use super::grid_sample_grad::GridSampleGrad;
+use super::grid_sample_grid_grad::GridSampleGridGrad;
 use super::resize::Filter;
-use super::{Build, OpDef, Work, expect_inputs, factors, window};
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors, window};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
@@ -88,43 +90,59 @@ fn decode(d: &mut Decoder<'_>) -> Result<Vec<ValueId>, OpError> {
 }
 
 impl GridSample {
-    /// The place in pixels, moved inside where that is what pixels outside mean. A cubic filter
-    /// reads across the border instead.
-    fn place(&self, x: f64, n: u64) -> f64 {
-        let n = n as f64;
-        let x = match self.unit {
-            Unit::Edges => ((x + 1.0) * n - 1.0) / 2.0,
-            Unit::Centres => f64::midpoint(x, 1.0) * (n - 1.0),
-            Unit::Pixels => x,
+    /// How many pixels of an image of so many spatial dimensions make one result.
+    pub(super) fn pixels_of_place(&self, dimensions: usize) -> f64 {
+        let taps: f64 = match self.sampling {
+            Sampling::Nearest => 1.0,
+            Sampling::Linear => 2.0,
+            Sampling::Cubic => 4.0,
         };
-        let x = if self.sampling == Sampling::Nearest { x.round_ties_even() } else { x };
-        match self.outside {
-            Outside::Zero => x,
-            Outside::Border if self.sampling == Sampling::Cubic => x,
-            Outside::Border => x.max(0.0).min(n - 1.0),
-            Outside::Mirror => self.mirror(x, n),
-        }
+        taps.powi(dimensions as i32)
     }
 
-    /// Reflects a place at the image's border until it lies inside.
-    fn mirror(&self, x: f64, n: f64) -> f64 {
+    /// The place in pixels, moved inside where that is what pixels outside mean, and how it changes with the
+    /// grid's number. A cubic filter reads across the border instead.
+    fn place(&self, x: f64, n: u64) -> (f64, f64) {
+        let n = n as f64;
+        let (x, unit) = match self.unit {
+            Unit::Edges => (((x + 1.0) * n - 1.0) / 2.0, n / 2.0),
+            Unit::Centres => (f64::midpoint(x, 1.0) * (n - 1.0), (n - 1.0) / 2.0),
+            Unit::Pixels => (x, 1.0),
+        };
+        let x = if self.sampling == Sampling::Nearest { x.round_ties_even() } else { x };
+        let (x, direction) = match self.outside {
+            Outside::Zero => (x, 1.0),
+            Outside::Border if self.sampling == Sampling::Cubic => (x, 1.0),
+            Outside::Border => clamped(x, 0.0, n - 1.0),
+            Outside::Mirror => self.mirror(x, n),
+        };
+        (x, unit * direction)
+    }
+
+    /// Reflects a place at the image's border until it lies inside; and which way it then moves.
+    fn mirror(&self, x: f64, n: f64) -> (f64, f64) {
         let (low, high) =
             if self.unit == Unit::Edges { (-0.5, n - 0.5) } else { (0.0, n - 1.0) };
         let extent = high - low;
         let beyond = (low - x).max(x - high);
         if beyond.is_nan() || beyond <= 0.0 || extent <= 0.0 {
-            return x.max(low).min(high);
+            return clamped(x, low, high);
         }
         let turns = (beyond / extent).trunc();
         let rest = beyond - turns * extent;
-        if (x < low) == (turns % 2.0 == 0.0) { low + rest } else { high - rest }
+        let is_even = turns % 2.0 == 0.0;
+        let x = if (x < low) == is_even { low + rest } else { high - rest };
+        (x, if is_even { -1.0 } else { 1.0 })
     }
 
-    /// The pixels along a dimension that a place is made of, and their weights.
-    fn taps(&self, x: f64, n: u64) -> Vec<(usize, f64)> {
-        let x = self.place(x, n);
+    /// The pixels along a dimension that a place is made of, their weights, and how these change with the grid's
+    /// number.
+    fn taps(&self, x: f64, n: u64) -> Vec<(usize, f64, f64)> {
+        let (x, moves) = self.place(x, n);
         let (filter, around) = match self.sampling {
-            Sampling::Nearest => return self.pixel(x, n).map(|p| (p, 1.0)).into_iter().collect(),
+            Sampling::Nearest => {
+                return self.pixel(x, n).map(|p| (p, 1.0, 0.0)).into_iter().collect();
+            }
             Sampling::Linear => (Filter::Linear, 0..2),
             Sampling::Cubic => (Filter::Cubic { a: -0.75 }, -1..3),
         };
@@ -132,9 +150,33 @@ impl GridSample {
         around
             .filter_map(|k| {
                 let p = first + f64::from(k);
-                Some((self.pixel(p, n)?, filter.weight(p - x)))
+                Some((self.pixel(p, n)?, filter.weight(p - x), moves * filter.slope(p - x)))
             })
             .collect()
+    }
+
+    /// The pixels of a plane that the grid's place `p` is made of, with their weights; or with how the weights change with
+    /// the number of one of the plane's dimensions.
+    pub(super) fn pixels(
+        &self,
+        grid: &Tensor,
+        p: usize,
+        spatial: &[u64],
+        moved: Option<usize>,
+    ) -> Vec<(usize, f64)> {
+        let mut pixels = vec![(0, 1.0)];
+        for (d, (&n, step)) in spatial.iter().zip(strides(spatial)).enumerate() {
+            let along = self.taps(grid.f64_at(number_of(p, spatial.len(), d)), n);
+            let combine = |&(at, w): &(usize, f64)| {
+                let along = along.iter();
+                let taps = along.map(move |&(i, weight, slope)| {
+                    (at + i * step, w * if moved == Some(d) { slope } else { weight })
+                });
+                taps.collect::<Vec<_>>()
+            };
+            pixels = pixels.iter().flat_map(combine).collect();
+        }
+        pixels
     }
 
     /// The pixel that stands at a whole place, if it is not 0.
@@ -143,10 +185,20 @@ impl GridSample {
         let p = match self.outside {
             Outside::Zero => Some(p).filter(|p| (0.0..=last).contains(p))?,
             Outside::Border => p,
-            Outside::Mirror => self.mirror(p, n as f64),
+            Outside::Mirror => self.mirror(p, n as f64).0,
         };
         Some(p.max(0.0).min(last) as usize)
     }
+}
+
+/// Which number of a grid says where along dimension `d` of an image place `p` lies: the last dimension's comes first.
+pub(super) const fn number_of(p: usize, dimensions: usize, d: usize) -> usize {
+    p * dimensions + dimensions - 1 - d
+}
+
+/// A number moved into a range, and how it then changes.
+fn clamped(x: f64, low: f64, high: f64) -> (f64, f64) {
+    (x.max(low).min(high), if x >= low && x <= high { 1.0 } else { 0.0 })
 }
 
 impl OpDef for GridSample {
@@ -194,12 +246,7 @@ impl OpDef for GridSample {
     }
 
     fn work(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Work {
-        let taps: f64 = match self.sampling {
-            Sampling::Nearest => 1.0,
-            Sampling::Linear => 2.0,
-            Sampling::Cubic => 4.0,
-        };
-        Work::memory(inputs, outputs, 2.0 * taps.powi(inputs[0].rank() as i32 - 2))
+        Work::memory(inputs, outputs, 2.0 * self.pixels_of_place(inputs[0].rank() - 2))
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -208,25 +255,30 @@ impl OpDef for GridSample {
         let ty = types.map_err(|e| EvalError::Invalid(e.to_string()))?.remove(0);
         let mut y = vec![0.0; check_size(&ty)?];
         let (channels, spatial) = (ty.shape[1] as usize, &x.shape()[2..]);
-        let (area, steps) = (elements(spatial) as usize, strides(spatial));
+        let area = elements(spatial) as usize;
         let places = elements(&ty.shape[2..]) as usize;
         for p in 0..if channels > 0 { ty.shape[0] as usize * places } else { 0 } {
-            // Pixels of a plane with their weights, one dimension after the other.
-            let mut taps = vec![(0usize, 1.0)];
-            for (d, (&n, step)) in spatial.iter().zip(&steps).enumerate() {
-                let along = self.taps(grid.f64_at(p * spatial.len() + spatial.len() - 1 - d), n);
-                let combine = |&(at, w): &(usize, f64)| {
-                    along.iter().map(move |&(i, v)| (at + i * step, w * v)).collect::<Vec<_>>()
-                };
-                taps = taps.iter().flat_map(combine).collect();
-            }
+            let pixels = self.pixels(grid, p, spatial, None);
             let (sample, place) = (p / places, p % places);
             for plane in sample * channels..(sample + 1) * channels {
-                let terms = taps.iter().map(|&(at, w)| w * x.f64_at(plane * area + at));
+                let terms = pixels.iter().map(|&(at, w)| w * x.f64_at(plane * area + at));
                 y[plane * places + place] = terms.sum();
             }
         }
         Ok(vec![Tensor::from_f64(ty, |i| y[i])?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, [x, grid]) = (v.gradient()?, [v.inputs[0], v.inputs[1]]);
+        let spatial = v.shape(x)[2..].to_vec();
+        let of_image = GridSampleGrad { sample: self.clone(), spatial };
+        let dx = v.wants(0).then(|| v.push(of_image, &[g, grid])).transpose()?;
+        if self.sampling == Sampling::Nearest {
+            return Ok(vec![dx, None]);
+        }
+        let of_grid = GridSampleGridGrad { sample: self.clone() };
+        let dgrid = v.wants(1).then(|| v.push(of_grid, &[g, x, grid])).transpose()?;
+        Ok(vec![dx, dgrid])
     }
 
     fn lower(&self) -> Kernel {

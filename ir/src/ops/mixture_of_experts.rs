@@ -12,7 +12,8 @@
 //!   the function stands behind its sum. Linear in the weights.
 
 use super::lanes::index;
-use super::{OpDef, Vjp, Work, WorkKind, expect_inputs, factors, same_dtype};
+use super::mixture_of_experts_grad::MixtureOfExpertsGrad;
+use super::{Build, OpDef, Vjp, Work, WorkKind, expect_inputs, factors, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::ops::work::traffic;
 use crate::program::Kernel;
@@ -40,7 +41,7 @@ pub struct MixtureOfExperts {
 pub const DECODERS: &[super::DecoderEntry] = &[];
 
 /// Number of operands in front of the experts' weights.
-const ROUTED: usize = 3;
+pub(super) const ROUTED: usize = 3;
 
 /// Extents of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +116,7 @@ impl MixtureOfExperts {
         Ok(Extents { tokens, choices, experts, width, inner, result })
     }
 
-    fn extents_of(&self, inputs: &[TensorType]) -> Result<Extents, OpError> {
+    pub(super) fn extents_of(&self, inputs: &[TensorType]) -> Result<Extents, OpError> {
         self.extents(&inputs.iter().map(|t| &t.shape[..]).collect::<Vec<_>>())
     }
 }
@@ -159,28 +160,11 @@ impl OpDef for MixtureOfExperts {
         };
         let mut rule = RuleBuilder::new();
         let tokens = &inputs[0].shape[..inputs[0].rank() - 1];
-        let tokens: Vec<Option<FactorId>> =
-            factors::dims(&mut rule, tokens, |_| false).into_iter().map(Some).collect();
-        let sum = FactorKind::Reduce(ReduceKind::Sum);
-        let h = Some(rule.factor("h", extents.width, FactorKind::Whole));
-        let k = Some(rule.factor("k", extents.choices, FactorKind::Whole));
-        let e = Some(rule.factor("e", extents.experts, sum));
-        let f = Some(rule.factor("f", extents.inner, sum));
-        let o = Some(rule.factor("o", extents.result, FactorKind::Parallel));
-        let of_token = |last| tokens.iter().copied().chain([last]).collect::<Vec<_>>();
-        rule.input(of_token(h));
-        rule.input(of_token(k));
-        rule.input(of_token(k));
-        for _ in ROUTED..self.down() {
-            rule.input(match (self.fused, self.trans_in) {
-                (false, false) => vec![e, h, f],
-                (false, true) => vec![e, f, h],
-                (true, false) => vec![e, h, None, f],
-                (true, true) => vec![e, None, f, h],
-            });
+        let dims = Dims::new(&mut rule, tokens, &extents, [FactorKind::Parallel; 2]);
+        for operand in dims.operands(self) {
+            rule.input(operand);
         }
-        rule.input(if self.trans_out { [e, o, f] } else { [e, f, o] });
-        rule.output(of_token(o));
+        rule.output(dims.of_token(dims.o));
         rule.linear([2]);
         rule.build()
     }
@@ -210,55 +194,190 @@ impl OpDef for MixtureOfExperts {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let invalid = |e: OpError| EvalError::Invalid(e.to_string());
-        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
-        let ty = self.infer(&types, &[]).map_err(invalid)?.remove(0);
-        let e = self.extents_of(&types).map_err(invalid)?;
-        let [choices, width, inner, result] =
-            [e.choices, e.width, e.inner, e.result].map(|n| n as usize);
-        let x = inputs[0].to_f64s();
-        let layers: Vec<Vec<f64>> = inputs[ROUTED..].iter().map(|t| t.to_f64s()).collect();
-        let (down, first) = (&layers[layers.len() - 1], &layers[0]);
-        // What an expert's gate (0) or, if there is one, up projection (1) makes of a token.
-        let project = |side: usize, expert: usize, token: &[f64], f: usize| -> f64 {
-            let (from, block, per_expert) = match (self.fused, side) {
-                (true, _) => (first, side, 2 * inner * width),
-                (false, side) => (&layers[side], 0, inner * width),
-            };
-            let at = |h: usize| match (self.fused, self.trans_in) {
-                (_, true) => (block * inner + f) * width + h,
-                (false, false) => h * inner + f,
-                (true, false) => (2 * h + block) * inner + f,
-            };
-            let weights = &from[expert * per_expert..][..per_expert];
-            token.iter().enumerate().map(|(h, x)| x * weights[at(h)]).sum()
-        };
+        let routed = Routed::new(self, inputs)?;
+        let mut shape = inputs[0].shape().to_vec();
+        shape.pop();
+        shape.push(routed.extents.result);
+        let ty = TensorType::new(inputs[0].dtype(), shape);
         let mut out = vec![0.0; Tensor::zeros(ty.clone())?.len()];
-        for (i, choice) in (0..inputs[1].len()).map(|i| (i, inputs[1].int_at(i))) {
-            let expert = index(choice, e.experts)?;
-            let (token, weight) = (i / choices, inputs[2].f64_at(i));
-            let x = &x[token * width..][..width];
-            let hidden: Vec<f64> = (0..inner)
-                .map(|f| {
-                    let sides = (0..self.f.arity()).map(|side| project(side, expert, x, f));
-                    self.f.apply(&sides.collect::<Vec<_>>())
-                })
-                .collect();
-            let down = &down[expert * inner * result..][..inner * result];
-            for (o, out) in out[token * result..][..result].iter_mut().enumerate() {
-                let at = |f: usize| if self.trans_out { o * inner + f } else { f * result + o };
-                *out += weight * hidden.iter().enumerate().map(|(f, y)| y * down[at(f)]).sum::<f64>();
+        let [inner, result] = [routed.extents.inner, routed.extents.result].map(|n| n as usize);
+        routed.for_each_choice(|c| {
+            let hidden: Vec<f64> =
+                (0..inner).map(|f| self.f.apply(&routed.projected(&c, f))).collect();
+            for (o, out) in out[c.token * result..][..result].iter_mut().enumerate() {
+                let terms = hidden.iter().enumerate();
+                let sum: f64 = terms.map(|(f, y)| y * routed.down(routed.down_at(&c, f, o))).sum();
+                *out += c.weight * sum;
             }
-        }
+        })?;
         Ok(vec![Tensor::from_f64(ty, |i| out[i])?])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-        let why = "a layer of experts has no gradient in planc; the operators that were raised to it may";
-        Err(OpError::NotDifferentiable { why: why.into() })
+    /// The gradient of the router's weights does not depend on them.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        MixtureOfExpertsGrad::check(self)?;
+        let experts = (ROUTED..v.inputs.len()).any(|i| v.wants(i));
+        let mut inputs = [&[v.gradient()?], &v.inputs[..]].concat();
+        if !experts && !v.wants(0) {
+            inputs[3] = v.zeros(v.ty(v.inputs[2]))?;
+        }
+        let op = MixtureOfExpertsGrad { layer: self.clone(), experts };
+        let results = v.push_multi(op, &inputs)?;
+        let weights = v.cast(results[1], v.ty(inputs[3]).dtype)?;
+        let mut gradients = vec![Some(results[0]), None, Some(weights)];
+        gradients.extend(results[2..].iter().copied().map(Some));
+        gradients.resize(v.inputs.len(), None);
+        Ok(gradients)
     }
 
     fn lower(&self) -> Kernel {
         Kernel::MixtureOfExperts(self.clone())
+    }
+}
+
+/// What the dimensions of a layer and of its gradient mean.
+pub(super) struct Dims {
+    tokens: Vec<Option<FactorId>>,
+    pub h: Option<FactorId>,
+    pub k: Option<FactorId>,
+    e: Option<FactorId>,
+    f: Option<FactorId>,
+    pub o: Option<FactorId>,
+}
+
+impl Dims {
+    /// Adds the factors; the kinds are those of tokens and of the elements of results.
+    pub fn new(
+        rule: &mut RuleBuilder,
+        tokens: &[u64],
+        extents: &Extents,
+        [of_tokens, of_results]: [FactorKind; 2],
+    ) -> Self {
+        let sum = FactorKind::Reduce(ReduceKind::Sum);
+        let mut factor = |name, n, kind| Some(rule.factor(name, n, kind));
+        let tokens = tokens.iter().zip(factors::DIMS);
+        Self {
+            tokens: tokens.map(|(&n, name)| factor(name, n, of_tokens)).collect(),
+            h: factor("h", extents.width, FactorKind::Whole),
+            k: factor("k", extents.choices, FactorKind::Whole),
+            e: factor("e", extents.experts, sum),
+            f: factor("f", extents.inner, sum),
+            o: factor("o", extents.result, of_results),
+        }
+    }
+
+    /// The dimensions of a tensor that has this last dimension for each token.
+    pub fn of_token(&self, last: Option<FactorId>) -> Vec<Option<FactorId>> {
+        self.tokens.iter().copied().chain([last]).collect()
+    }
+
+    /// The dimensions of a layer's operands.
+    pub fn operands(&self, layer: &MixtureOfExperts) -> Vec<Vec<Option<FactorId>>> {
+        let &Self { h, k, e, f, o, .. } = self;
+        let first = match (layer.fused, layer.trans_in) {
+            (false, false) => vec![e, h, f],
+            (false, true) => vec![e, f, h],
+            (true, false) => vec![e, h, None, f],
+            (true, true) => vec![e, None, f, h],
+        };
+        let mut operands = vec![self.of_token(h), self.of_token(k), self.of_token(k)];
+        operands.resize(layer.down(), first);
+        operands.push(if layer.trans_out { vec![e, o, f] } else { vec![e, f, o] });
+        operands
+    }
+}
+
+/// A layer's operands as numbers, for reference evaluations.
+pub(super) struct Routed<'a> {
+    pub extents: Extents,
+    layer: &'a MixtureOfExperts,
+    x: Vec<f64>,
+    indices: &'a Tensor,
+    weights: &'a Tensor,
+    /// The operands that hold the experts' matrices, `down` last.
+    matrices: Vec<Vec<f64>>,
+}
+
+/// One choice of one token.
+pub(super) struct Choice {
+    /// Its number, through all tokens.
+    pub number: usize,
+    pub token: usize,
+    pub expert: usize,
+    pub weight: f64,
+}
+
+impl<'a> Routed<'a> {
+    /// Of the layer's operands.
+    pub fn new(layer: &'a MixtureOfExperts, inputs: &[&'a Tensor]) -> Result<Self, EvalError> {
+        let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+        let invalid = |e: OpError| EvalError::Invalid(e.to_string());
+        layer.infer(&types, &[]).map_err(invalid)?;
+        Ok(Self {
+            extents: layer.extents_of(&types).map_err(invalid)?,
+            layer,
+            x: inputs[0].to_f64s(),
+            indices: inputs[1],
+            weights: inputs[2],
+            matrices: inputs[ROUTED..].iter().map(|t| t.to_f64s()).collect(),
+        })
+    }
+
+    /// Visits all choices of all tokens.
+    pub fn for_each_choice(&self, mut visit: impl FnMut(Choice)) -> Result<(), EvalError> {
+        for number in 0..self.indices.len() {
+            visit(Choice {
+                number,
+                token: number / self.extents.choices as usize,
+                expert: index(self.indices.int_at(number), self.extents.experts)?,
+                weight: self.weights.f64_at(number),
+            });
+        }
+        Ok(())
+    }
+
+    /// A token's elements.
+    pub fn token(&self, token: usize) -> &[f64] {
+        let width = self.extents.width as usize;
+        &self.x[token * width..][..width]
+    }
+
+    /// Which matrix, and where in it, multiplies element `h` of a token to make element `f` of its gate (side 0)
+    /// or, if there is one, up projection (side 1).
+    pub fn first_at(&self, c: &Choice, side: usize, h: usize, f: usize) -> (usize, usize) {
+        let [width, inner] = [self.extents.width, self.extents.inner].map(|n| n as usize);
+        let (matrix, sides, side) =
+            if self.layer.fused { (0, 2, side) } else { (side, 1, 0) };
+        let within = if self.layer.trans_in {
+            (side * inner + f) * width + h
+        } else {
+            (h * sides + side) * inner + f
+        };
+        (matrix, c.expert * sides * inner * width + within)
+    }
+
+    /// An element of the matrices in front of the function.
+    pub fn first(&self, (matrix, at): (usize, usize)) -> f64 {
+        self.matrices[matrix][at]
+    }
+
+    /// Where in `down` the element is that takes `f` to `o`.
+    pub fn down_at(&self, c: &Choice, f: usize, o: usize) -> usize {
+        let [inner, result] = [self.extents.inner, self.extents.result].map(|n| n as usize);
+        let within = if self.layer.trans_out { o * inner + f } else { f * result + o };
+        c.expert * inner * result + within
+    }
+
+    /// An element of `down`.
+    pub fn down(&self, at: usize) -> f64 {
+        self.matrices[self.matrices.len() - 1][at]
+    }
+
+    /// What the function takes to make element `f`.
+    pub fn projected(&self, c: &Choice, f: usize) -> Vec<f64> {
+        let x = self.token(c.token).iter().enumerate();
+        (0..self.layer.f.arity())
+            .map(|side| x.clone().map(|(h, x)| x * self.first(self.first_at(c, side, h, f))).sum())
+            .collect()
     }
 }

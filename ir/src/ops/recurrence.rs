@@ -9,11 +9,12 @@
 //!   those dimensions stay whole; the input projection outside splits as a product.
 
 use super::decode::DecoderEntry;
-use super::{OpDef, Work, expect_inputs};
-use crate::graph::TensorType;
+use super::recurrence_grad::RecurrenceGrad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs};
+use crate::graph::{TensorType, ValueId};
 use crate::program::Kernel;
 use crate::scalar::ScalarFn;
-use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
+use crate::sharding::{FactorId, FactorKind, FactorRule, RuleBuilder};
 use crate::{EvalError, OpError, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +94,13 @@ impl Activation {
         Self { f, inner: 1.0, outer: 1.0, offset: 0.0 }
     }
 
+    /// The derivative, if that of the function is known.
+    pub(super) fn slope(&self, x: f64) -> Option<f64> {
+        let inner = f64::from(self.inner);
+        let [slope, _] = self.f.derivatives(&[inner * x])?;
+        Some(f64::from(self.outer) * inner * slope)
+    }
+
     fn apply(&self, x: f64) -> f64 {
         let y = self.f.apply(&[f64::from(self.inner) * x]);
         f64::from(self.outer) * y + f64::from(self.offset)
@@ -109,12 +117,12 @@ impl Cell {
         }
     }
 
-    const fn has_cell_state(&self) -> bool {
+    pub(super) const fn has_cell_state(&self) -> bool {
         matches!(self, Self::Lstm { .. })
     }
 
     /// The shapes of what the cell takes.
-    fn operands(&self, batch: u64, hidden: u64) -> Vec<Vec<u64>> {
+    pub(super) fn operands(&self, batch: u64, hidden: u64) -> Vec<Vec<u64>> {
         match self {
             Self::Gru { linear_before_reset: true, .. } => vec![vec![hidden.saturating_mul(3)]],
             Self::Lstm { peepholes, .. } => {
@@ -126,7 +134,7 @@ impl Cell {
     }
 
     /// The activations.
-    fn activations(&self) -> Vec<&Activation> {
+    pub(super) fn activations(&self) -> Vec<&Activation> {
         match self {
             Self::Rnn { f } => vec![f],
             Self::Gru { f, g, .. } => vec![f, g],
@@ -136,36 +144,109 @@ impl Cell {
 }
 
 /// The state of one sequence.
-struct State {
-    hidden: Vec<f64>,
-    cell: Vec<f64>,
+#[derive(Clone)]
+pub(super) struct State {
+    pub hidden: Vec<f64>,
+    /// Empty unless the cell has a state of its own.
+    pub cell: Vec<f64>,
 }
 
-/// The operands as numbers.
-struct Numbers {
-    weights: Vec<f64>,
+/// The operands as numbers, for reference evaluations.
+pub(super) struct Numbers<'a> {
+    /// Projected inputs, recurrent weights and initial states.
+    pub x: Vec<f64>,
+    pub weights: Vec<f64>,
+    initial: State,
     /// A GRU's recurrent bias or an LSTM's peepholes.
-    extra: Vec<f64>,
+    pub extra: Vec<f64>,
+    lengths: Option<&'a Tensor>,
+    /// Steps, batch, and elements of a state.
+    pub extents: [usize; 3],
+}
+
+impl<'a> Numbers<'a> {
+    /// Of the recurrence's operands.
+    pub fn new(op: &Recurrence, inputs: &[&'a Tensor]) -> Result<Self, EvalError> {
+        let (&[steps, batch, _], &[_, hidden]) = (inputs[0].shape(), inputs[2].shape()) else {
+            return Err(EvalError::Invalid("operands do not fit the recurrence".into()));
+        };
+        let mut taken = inputs[3..].iter().copied();
+        let mut next = |there: bool| {
+            taken.by_ref().take(usize::from(there)).flat_map(Tensor::to_f64s).collect::<Vec<_>>()
+        };
+        let cell = next(op.cell.has_cell_state());
+        let extra = next(op.cell.operands(0, 0).last().is_some_and(|shape| shape.len() == 1));
+        Ok(Self {
+            x: inputs[0].to_f64s(),
+            weights: inputs[1].to_f64s(),
+            initial: State { hidden: inputs[2].to_f64s(), cell },
+            extra,
+            lengths: taken.next(),
+            extents: [steps, batch, hidden].map(|n| n as usize),
+        })
+    }
+
+    /// The state that a sequence begins with.
+    pub fn initial(&self, sequence: usize) -> State {
+        let n = self.extents[2];
+        let own = |v: &[f64]| v.get(sequence * n..(sequence + 1) * n).unwrap_or_default().to_vec();
+        State { hidden: own(&self.initial.hidden), cell: own(&self.initial.cell) }
+    }
+
+    /// Where the steps of a sequence lie among those of all, in the order in which they come.
+    pub fn steps(
+        &self,
+        op: &Recurrence,
+        sequence: usize,
+    ) -> Result<impl DoubleEndedIterator<Item = usize> + use<>, EvalError> {
+        let [steps, batch, _] = self.extents;
+        let length = self.lengths.map_or(steps as i128, |t| t.int_at(sequence));
+        if !(0..=steps as i128).contains(&length) {
+            let why = format!("a sequence of length {length} in {steps} steps");
+            return Err(EvalError::Invalid(why));
+        }
+        let (length, reverse) = (length as usize, op.reverse);
+        let time = move |step| if reverse { length - 1 - step } else { step };
+        Ok((0..length).map(move |step| time(step) * batch + sequence))
+    }
+
+    /// The projected inputs of a step.
+    pub fn gates(&self, op: &Recurrence, at: usize) -> &[f64] {
+        let width = self.extents[2] * op.cell.gates() as usize;
+        &self.x[at * width..(at + 1) * width]
+    }
 }
 
 impl Recurrence {
-    fn activate(&self, f: &Activation, x: f64) -> f64 {
+    pub(super) fn activate(&self, f: &Activation, x: f64) -> f64 {
         let clip = f64::from(self.clip);
         // Not `clamp`, which panics on a NaN.
         f.apply(x.max(-clip).min(clip))
     }
 
     /// The recurrent products of gates `gates` with a vector of the state's length.
-    fn products(weights: &[f64], state: &[f64], gates: std::ops::Range<usize>) -> Vec<f64> {
+    pub(super) fn products(weights: &[f64], state: &[f64], gates: std::ops::Range<usize>) -> Vec<f64> {
         let n = state.len();
         let rows = weights[gates.start * n * n..gates.end * n * n].chunks_exact(n);
         rows.map(|row| row.iter().zip(state).map(|(w, h)| w * h).sum()).collect()
     }
 
+    /// The dimensions of operand `index`; weights have no batch.
+    pub(super) fn operand_dims(
+        &self,
+        index: usize,
+        ty: &TensorType,
+        b: FactorId,
+    ) -> Vec<Option<FactorId>> {
+        let taken = self.cell.operands(0, 0);
+        let weights = index == 1 || taken.get(index.wrapping_sub(3)).is_some_and(|s| s.len() == 1);
+        if weights { vec![None; ty.rank()] } else { batch_dims(ty, b) }
+    }
+
     /// One step: the projected inputs of a sequence's gates change its state.
-    fn step(&self, x: &[f64], numbers: &Numbers, state: &mut State) {
+    pub(super) fn step(&self, x: &[f64], numbers: &Numbers<'_>, state: &mut State) {
         let n = state.hidden.len();
-        let Numbers { weights, extra } = numbers;
+        let Numbers { weights, extra, .. } = numbers;
         match &self.cell {
             Cell::Rnn { f } => {
                 let r = Self::products(weights, &state.hidden, 0..1);
@@ -210,6 +291,15 @@ impl Recurrence {
                 }
             }
         }
+    }
+}
+
+/// Where an operand or result has the batch: behind the steps, or in front of the state.
+pub(super) fn batch_dims(ty: &TensorType, b: FactorId) -> Vec<Option<FactorId>> {
+    match ty.rank() {
+        3 => vec![None, Some(b), None],
+        2 => vec![Some(b), None],
+        _ => vec![Some(b)],
     }
 }
 
@@ -267,19 +357,11 @@ impl OpDef for Recurrence {
     fn rule(&self, inputs: &[TensorType], outputs: &[TensorType]) -> FactorRule {
         let mut rule = RuleBuilder::new();
         let b = rule.factor("b", inputs[0].shape[1], FactorKind::Parallel);
-        // Where an operand has the batch: behind the steps, or in front of the state.
-        let dims = |ty: &TensorType| match ty.rank() {
-            3 => vec![None, Some(b), None],
-            2 => vec![Some(b), None],
-            _ => vec![Some(b)],
-        };
-        let taken = self.cell.operands(0, 0);
         for (i, ty) in inputs.iter().enumerate() {
-            let weights = i == 1 || taken.get(i.wrapping_sub(3)).is_some_and(|s| s.len() == 1);
-            rule.input(if weights { vec![None; ty.rank()] } else { dims(ty) });
+            rule.input(self.operand_dims(i, ty, b));
         }
         for ty in outputs {
-            rule.output(dims(ty));
+            rule.output(batch_dims(ty, b));
         }
         rule.build()
     }
@@ -294,47 +376,43 @@ impl OpDef for Recurrence {
     }
 
     fn eval(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let (&[steps, batch, _], &[_, hidden]) = (inputs[0].shape(), inputs[2].shape()) else {
-            return Err(EvalError::Invalid("operands do not fit the recurrence".into()));
-        };
-        let (x, initial) = (inputs[0].to_f64s(), inputs[2].to_f64s());
-        let mut taken = inputs[3..].iter();
-        let mut next = |there: bool| {
-            taken.by_ref().take(usize::from(there)).flat_map(|t| t.to_f64s()).collect::<Vec<_>>()
-        };
-        let initial_cell = next(self.cell.has_cell_state());
-        let extra = next(self.cell.operands(0, 0).last().is_some_and(|shape| shape.len() == 1));
-        let lengths = taken.next();
-        let numbers = Numbers { weights: inputs[1].to_f64s(), extra };
-
-        let ty = TensorType::new(inputs[0].dtype(), [steps, batch, hidden]);
+        let numbers = Numbers::new(self, inputs)?;
+        let [steps, batch, n] = numbers.extents;
+        let ty = TensorType::new(inputs[0].dtype(), [steps, batch, n].map(|n| n as u64));
         let mut states = vec![0.0; Tensor::zeros(ty.clone())?.len()];
         let (mut last, mut last_cell) = (Vec::new(), Vec::new());
-        let (n, width) = (hidden as usize, (hidden * self.cell.gates()) as usize);
-        for b in 0..batch as usize {
-            let own = |v: &[f64]| v.get(b * n..(b + 1) * n).map_or_else(Vec::new, <[_]>::to_vec);
-            let mut state = State { hidden: own(&initial), cell: own(&initial_cell) };
-            let length = lengths.map_or(i128::from(steps), |t| t.int_at(b));
-            if !(0..=i128::from(steps)).contains(&length) {
-                let why = format!("a sequence of length {length} in {steps} steps");
-                return Err(EvalError::Invalid(why));
-            }
-            for step in 0..length as usize {
-                let t = if self.reverse { length as usize - 1 - step } else { step };
-                let at = t * batch as usize + b;
-                self.step(&x[at * width..(at + 1) * width], &numbers, &mut state);
+        for sequence in 0..batch {
+            let mut state = numbers.initial(sequence);
+            for at in numbers.steps(self, sequence)? {
+                self.step(numbers.gates(self, at), &numbers, &mut state);
                 states[at * n..(at + 1) * n].copy_from_slice(&state.hidden);
             }
             last.extend(state.hidden);
             last_cell.extend(state.cell);
         }
-        let end = TensorType::new(ty.dtype, [batch, hidden]);
+        let end = TensorType::new(ty.dtype, &ty.shape[1..]);
         let mut outputs =
             vec![Tensor::from_f64(ty, |i| states[i])?, Tensor::from_f64(end.clone(), |i| last[i])?];
         if self.cell.has_cell_state() {
             outputs.push(Tensor::from_f64(end, |i| last_cell[i])?);
         }
         Ok(outputs)
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        RecurrenceGrad::check(self)?;
+        let mut inputs = Vec::new();
+        for (i, gradient) in v.gradients.clone().into_iter().enumerate() {
+            inputs.push(match gradient {
+                Some(g) => g,
+                None => v.zeros(v.ty(v.outputs[i]))?,
+            });
+        }
+        inputs.extend_from_slice(&v.inputs);
+        let results = v.push_multi(RecurrenceGrad { of: self.clone() }, &inputs)?;
+        let mut gradients: Vec<Option<ValueId>> = results.into_iter().map(Some).collect();
+        gradients.resize(v.inputs.len(), None);
+        Ok(gradients)
     }
 
     fn lower(&self) -> Kernel {

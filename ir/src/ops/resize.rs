@@ -10,8 +10,9 @@
 
 use super::decode::DecoderEntry;
 use super::lanes::{Lanes, floats};
-use super::{OpDef, Work, expect_inputs, factors};
-use crate::graph::{TensorType, elements};
+use super::resize_grad::ResizeGrad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, factors};
+use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::FactorRule;
 use crate::tensor::{check_size, strides, unravel};
@@ -139,6 +140,28 @@ impl Filter {
     }
 }
 
+impl Filter {
+    /// How the weight of an element changes as the place moves on, from the element's distance from it.
+    pub(super) fn slope(self, distance: f64) -> f64 {
+        let (t, towards) = (distance.abs(), if distance > 0.0 { -1.0 } else { 1.0 });
+        let falls = match self {
+            Self::Linear if t <= 1.0 => -1.0,
+            Self::Nearest(_) | Self::Linear => 0.0,
+            Self::Cubic { a } => {
+                let a = f64::from(a);
+                if t <= 1.0 {
+                    (3.0 * (a + 2.0) * t - 2.0 * (a + 3.0)) * t
+                } else if t < 2.0 {
+                    (3.0 * a * t - 10.0 * a) * t + 8.0 * a
+                } else {
+                    0.0
+                }
+            }
+        };
+        falls * towards
+    }
+}
+
 impl Axis {
     /// Whether the extents fit the scale, as they do in whatever is decoded.
     fn check(&self, n: u64) -> Result<(), OpError> {
@@ -189,7 +212,7 @@ impl Resize {
 
     /// The elements of a lane that a result is made of, and their weights; `None` if the result is
     /// the value outside.
-    fn taps(&self, axis: &Axis, n: u64, i: usize) -> Option<Vec<(usize, f64)>> {
+    pub(super) fn taps(&self, axis: &Axis, n: u64, i: usize) -> Option<Vec<(usize, f64)>> {
         let (x, last) = (axis.place(self.place, n, i), n as f64 - 1.0);
         if self.place == Place::Crop && !(0.0..=last).contains(&x) {
             return None;
@@ -319,6 +342,12 @@ impl OpDef for Resize {
         }
         debug_assert_eq!(elements(&shape), y.len() as u64);
         Ok(vec![floats(x.ty(), &shape, &y)?])
+    }
+
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.shape(v.inputs[0]));
+        let extents = self.axes.iter().map(|a| x[a.axis]).collect();
+        Ok(vec![Some(v.push(ResizeGrad { resize: self.clone(), extents }, &[g])?)])
     }
 
     fn lower(&self) -> Kernel {

@@ -4,13 +4,15 @@
 //!   no).
 //! - **Semantics**: each region `(x1, y1, x2, y2)`, scaled, is divided into bins, each bin sampled
 //!   at a grid of points between pixels; a bin's result is the mean of its points' bilinear
-//!   interpolations, or the largest of all terms of them. Points outside the image are 0.
+//!   interpolations, or the largest of all terms of them. Points outside the image are 0. Regions have
+//!   no gradient.
 //! - **Split**: `n c h w, r 4, r -> r c bh bw`. Regions and channels are parallel. Means are linear
 //!   in the image.
 
 use super::decode::{Decoder, DecoderEntry};
 use super::lanes::{floats, index};
-use super::{Build, OpDef, Work, expect_inputs, same_dtype};
+use super::roi_align_grad::RoiAlignGrad;
+use super::{Build, OpDef, Vjp, Work, expect_inputs, same_dtype};
 use crate::graph::{TensorType, ValueId, elements};
 use crate::program::Kernel;
 use crate::sharding::{FactorKind, FactorRule, RuleBuilder};
@@ -70,6 +72,33 @@ fn decode(d: &mut Decoder<'_>, place: &str) -> Result<Vec<ValueId>, OpError> {
 /// A point along one direction: the pixels before and behind it, and how near the one behind is.
 type Point = Option<(usize, usize, f64)>;
 
+/// A region's sample, and its points along height and width, bin by bin.
+pub(super) struct Region {
+    pub sample: usize,
+    pub rows: Vec<Vec<Point>>,
+    pub columns: Vec<Vec<Point>>,
+}
+
+/// The pixels of a bin's points, as offsets in a plane of this width, and their weights; `None` outside, which
+/// counts as 0.
+pub(super) fn terms(
+    ys: &[Point],
+    xs: &[Point],
+    width: usize,
+) -> impl Iterator<Item = Option<(usize, f64)>> {
+    let points = ys.iter().flat_map(move |y| xs.iter().map(move |x| (*y, *x)));
+    points.flat_map(move |point| match point {
+        (Some((top, bottom, dy)), Some((left, right, dx))) => [
+            (top * width + left, (1.0 - dy) * (1.0 - dx)),
+            (top * width + right, (1.0 - dy) * dx),
+            (bottom * width + left, dy * (1.0 - dx)),
+            (bottom * width + right, dy * dx),
+        ]
+        .map(Some),
+        _ => [None; 4],
+    })
+}
+
 impl RoiAlign {
     /// The points of each bin along one direction, from where a region begins and ends.
     fn along(&self, [start, end]: [f64; 2], bins: u64, n: u64) -> Result<Vec<Vec<Point>>, EvalError> {
@@ -96,26 +125,37 @@ impl RoiAlign {
         Ok((0..bins).map(|b| (0..points).map(|i| point(b, i)).collect()).collect())
     }
 
+    /// The regions of an image of these extents.
+    pub(super) fn regions(
+        &self,
+        regions: &Tensor,
+        samples: &Tensor,
+        [n, height, width]: [u64; 3],
+    ) -> Result<Vec<Region>, EvalError> {
+        let region = |r: usize| {
+            let at = |i: usize| regions.f64_at(4 * r + i);
+            let region = Region {
+                sample: index(samples.int_at(r), n)?,
+                columns: self.along([at(0), at(2)], self.bins[1], width)?,
+                rows: self.along([at(1), at(3)], self.bins[0], height)?,
+            };
+            let points = |bins: &[Vec<Point>]| bins.iter().map(|b| b.len() as u64).sum::<u64>();
+            let iterations = points(&region.rows).saturating_mul(points(&region.columns));
+            if iterations > MAX_POINTS {
+                return Err(EvalError::TooLong { iterations, limit: MAX_POINTS });
+            }
+            Ok(region)
+        };
+        (0..samples.len()).map(region).collect()
+    }
+
     /// The result of one bin of one plane of the image.
     fn bin(&self, plane: &[f64], width: usize, ys: &[Point], xs: &[Point]) -> f64 {
-        let mut sum = 0.0;
-        let mut largest: Option<f64> = None;
-        for (y, x) in ys.iter().flat_map(|y| xs.iter().map(move |x| (y, x))) {
-            let terms = match (y, x) {
-                (Some((top, bottom, dy)), Some((left, right, dx))) => [
-                    (1.0 - dy) * (1.0 - dx) * plane[top * width + left],
-                    (1.0 - dy) * dx * plane[top * width + right],
-                    dy * (1.0 - dx) * plane[bottom * width + left],
-                    dy * dx * plane[bottom * width + right],
-                ],
-                _ => [0.0; 4],
-            };
-            sum += terms.iter().sum::<f64>();
-            largest = terms.into_iter().chain(largest).reduce(f64::max);
-        }
+        let term = |t: Option<(usize, f64)>| t.map_or(0.0, |(at, w)| w * plane[at]);
         if self.largest {
-            largest.unwrap_or(0.0)
+            terms(ys, xs, width).map(term).reduce(f64::max).unwrap_or(0.0)
         } else {
+            let sum: f64 = terms(ys, xs, width).map(term).sum();
             sum / (ys.len() * xs.len()).max(1) as f64
         }
     }
@@ -183,24 +223,28 @@ impl OpDef for RoiAlign {
         let pixels = x.to_f64s();
         let area = elements(&[height, width]) as usize;
         let mut y = Vec::with_capacity(len);
-        for r in 0..regions.shape()[0] as usize {
-            let sample = index(samples.int_at(r), n)?;
-            let at = |i: usize| regions.f64_at(4 * r + i);
-            let columns = self.along([at(0), at(2)], self.bins[1], width)?;
-            let rows = self.along([at(1), at(3)], self.bins[0], height)?;
-            let points = |bins: &[Vec<Point>]| bins.iter().map(|b| b.len() as u64).sum::<u64>();
-            let iterations = points(&rows).saturating_mul(points(&columns));
-            if iterations > MAX_POINTS {
-                return Err(EvalError::TooLong { iterations, limit: MAX_POINTS });
-            }
+        for region in self.regions(regions, samples, [n, height, width])? {
             for channel in 0..c as usize {
-                let plane = &pixels[(sample * c as usize + channel) * area..][..area];
-                for ys in &rows {
-                    y.extend(columns.iter().map(|xs| self.bin(plane, width as usize, ys, xs)));
+                let plane = &pixels[(region.sample * c as usize + channel) * area..][..area];
+                for ys in &region.rows {
+                    let bins = region.columns.iter();
+                    y.extend(bins.map(|xs| self.bin(plane, width as usize, ys, xs)));
                 }
             }
         }
         Ok(vec![floats(x.ty(), &shape, &y)?])
+    }
+
+    /// Regions are taken to be where they are: no gradient flows into them.
+    fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
+        let (g, x) = (v.gradient()?, v.shape(v.inputs[0]));
+        let mut inputs = vec![g, v.inputs[1], v.inputs[2]];
+        if self.largest {
+            inputs.push(v.inputs[0]);
+        }
+        let op = RoiAlignGrad { align: self.clone(), image: [x[0], x[2], x[3]] };
+        let dx = v.wants(0).then(|| v.push(op, &inputs)).transpose()?;
+        Ok(vec![dx, None, None])
     }
 
     fn lower(&self) -> Kernel {

@@ -77,11 +77,17 @@ impl OpDef for ScatterElements {
 
     /// An element that was replaced has none; of updates that replace, only the last has one.
     fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-        self.update.differentiable()?;
-        let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let (g, indices, axis) = (v.gradient()?, v.inputs[1], self.axis);
+        let read = GatherElements { axis };
+        if !self.update.is_linear() {
+            return self.update.combined(
+                v,
+                |v, from| v.push(read.clone(), &[from, indices]),
+                |v, update, [to, from]| v.push(Self { axis, update }, &[to, indices, from]),
+            );
+        }
         let set = self.update == Update::Set;
-        let replace = Self { axis: self.axis, update: Update::Set };
-        let read = GatherElements { axis: self.axis };
+        let replace = Self { axis, update: Update::Set };
         let (mut data, mut updates) = (v.wants(0).then_some(g), None);
         if v.wants(0) && set {
             let zeros = v.zeros(v.ty(v.inputs[2]))?;

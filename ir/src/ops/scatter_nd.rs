@@ -113,11 +113,17 @@ impl OpDef for ScatterNd {
 
     /// An element that was replaced has none; of updates that replace, only the last has one.
     fn vjp(&self, v: &mut Vjp<'_>) -> Result<Vec<Option<ValueId>>, OpError> {
-        self.update.differentiable()?;
         let (g, indices) = (v.gradient()?, v.inputs[1]);
+        let read = GatherNd { batch_dims: 0 };
+        if !self.update.is_linear() {
+            return self.update.combined(
+                v,
+                |v, from| v.push(read.clone(), &[from, indices]),
+                |v, update, [to, from]| v.push(Self { update }, &[to, indices, from]),
+            );
+        }
         let set = self.update == Update::Set;
         let replace = Self { update: Update::Set };
-        let read = GatherNd { batch_dims: 0 };
         let (mut data, mut updates) = (v.wants(0).then_some(g), None);
         if v.wants(0) && set {
             let zeros = v.zeros(v.ty(v.inputs[2]))?;

@@ -11,6 +11,7 @@ use crate::ops::conv_transpose::ConvTranspose;
 use crate::ops::conv_weight_grad::ConvWeightGrad;
 use crate::ops::dropout::Dropout;
 use crate::ops::mixture_of_experts::MixtureOfExperts;
+use crate::ops::mixture_of_experts_grad::MixtureOfExpertsGrad;
 use crate::ops::normalize_grad::NormalizeGrad;
 use crate::ops::optimizer_step::OptimizerStep;
 use crate::ops::pool_grad::PoolGrad;
@@ -111,6 +112,9 @@ pub enum Kernel {
     /// A layer of experts; see the op. Indices are global; experts outside the local part of the weights
     /// yield 0, so that experts split over ranks give partial sums.
     MixtureOfExperts(MixtureOfExperts),
+    /// The gradient of a layer of experts; see the op. Indices are global; experts outside the local part of the
+    /// weights are left out.
+    MixtureOfExpertsGrad(MixtureOfExpertsGrad),
     /// Rotary position embedding of `[.., d]`. Inputs: x, cosines, sines.
     RotaryEmbedding {
         /// Pairs are neighbours; else one of each half.

@@ -74,6 +74,7 @@ impl Kernel {
             Kernel::Attention(attention) => attention.clone().into(),
             Kernel::AttentionGrad(op) => op.clone().into(),
             Kernel::MixtureOfExperts(layer) => layer.clone().into(),
+            Kernel::MixtureOfExpertsGrad(op) => op.clone().into(),
             Kernel::OptimizerStep(step) => step.clone().into(),
             Kernel::RotaryEmbedding { interleaved } => {
                 RotaryEmbedding { interleaved: *interleaved }.into()

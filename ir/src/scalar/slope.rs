@@ -186,6 +186,32 @@ impl Slope {
     }
 }
 
+impl ScalarFn {
+    /// The derivatives of a function of one or two floats with respect to each, if they are known: of what
+    /// stands between layers or makes a gate.
+    pub fn derivatives(self, x: &[f64]) -> Option<[f64; 2]> {
+        Some(match (self, x) {
+            (Self::Identity, _) => [1.0, 0.0],
+            (Self::Neg, _) => [-1.0, 0.0],
+            (Self::Mul, &[x, y]) => [y, x],
+            (Self::Gated(gate), &[x, y]) => {
+                let [slope, _] = gate.function().derivatives(&[x])?;
+                [slope * y, gate.function().apply(&[x])]
+            }
+            (f, &[x]) => match Slope::of(f)? {
+                (slope, SlopeOf::Operand) => [slope.at(x), 0.0],
+                (slope, SlopeOf::Result) => [slope.at(f.apply(&[x])), 0.0],
+            },
+            _ => return None,
+        })
+    }
+
+    /// Whether [`derivatives`](Self::derivatives) are known.
+    pub fn has_derivatives(self) -> bool {
+        self.arity() <= 2 && self.derivatives(&[0.5; 2][..self.arity()]).is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +268,7 @@ mod tests {
                 let (found, wanted) = (slope.at(z), difference(f, x));
                 let error = (found - wanted).abs() / wanted.abs().max(1.0);
                 assert!(error < 1e-9, "{f:?} has slope {wanted} at {x}, not {found}");
+                assert_eq!(f.derivatives(&[x]), Some([found, 0.0]));
                 let product = F::Slope(slope).apply(&[z, -3.0]);
                 assert_eq!(product.to_bits(), (found * -3.0).to_bits());
             }

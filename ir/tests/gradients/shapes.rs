@@ -31,6 +31,8 @@ use planc_ir::program::kernel::PadMode;
 use planc_ir::scalar::ScalarFn;
 use planc_ir::sharding::ReduceKind;
 
+const UPDATES: [Update; 5] = [Update::Set, Update::Add, Update::Mul, Update::Max, Update::Min];
+
 /// Draws ops and operands.
 struct Draw(Random);
 
@@ -158,8 +160,7 @@ impl Draw {
                     GatherElements { axis }.into()
                 } else {
                     inputs.push(self.floats(&many));
-                    let update = if a { Update::Set } else { Update::Add };
-                    ScatterElements { axis, update }.into()
+                    ScatterElements { axis, update: self.pick(&UPDATES) }.into()
                 }
             }
             14 => {
@@ -176,7 +177,7 @@ impl Draw {
                 inputs.push(self.indices(&[&positions[..], &[q as u64]].concat(), low));
                 let rest = [&positions[..], &shape[q..]].concat();
                 inputs.push(self.floats(&rest));
-                ScatterNd { update: if a { Update::Set } else { Update::Add } }.into()
+                ScatterNd { update: self.pick(&UPDATES) }.into()
             }
             16 => TopK { axis, k: 1 + self.below(n), largest: a }.into(),
             17 => {

@@ -27,6 +27,8 @@ use planc_ir::ops::gather_grad::GatherGrad;
 use planc_ir::ops::gather_nd::GatherNd;
 use planc_ir::ops::gather_nd_grad::GatherNdGrad;
 use planc_ir::ops::grid_sample::{GridSample, Outside, Sampling, Unit};
+use planc_ir::ops::grid_sample_grad::GridSampleGrad;
+use planc_ir::ops::grid_sample_grid_grad::GridSampleGridGrad;
 use planc_ir::ops::group_norm::GroupNorm;
 use planc_ir::ops::linear_recurrence::LinearRecurrence;
 use planc_ir::ops::linear_recurrence_grad::LinearRecurrenceGrad;
@@ -35,17 +37,21 @@ use planc_ir::ops::map::Map;
 use planc_ir::ops::matmul::MatMul;
 use planc_ir::ops::matmul_grad::MatMulGrad;
 use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
+use planc_ir::ops::mixture_of_experts_grad::MixtureOfExpertsGrad;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::optimizer_step::{OptimizerStep, Rule};
 use planc_ir::ops::pad::Pad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::range::{Range, Scalar};
 use planc_ir::ops::recurrence::{Activation, Cell, Recurrence};
+use planc_ir::ops::recurrence_grad::RecurrenceGrad;
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::reshape::Reshape;
 use planc_ir::ops::resize::{Axis, Filter, Place, Resize, Rounding};
+use planc_ir::ops::resize_grad::ResizeGrad;
 use planc_ir::ops::reverse_sequence::ReverseSequence;
 use planc_ir::ops::roi_align::RoiAlign;
+use planc_ir::ops::roi_align_grad::RoiAlignGrad;
 use planc_ir::ops::rotary_embedding::RotaryEmbedding;
 use planc_ir::ops::scatter::Update;
 use planc_ir::ops::scatter_elements::ScatterElements;
@@ -157,7 +163,13 @@ pub fn all() -> Vec<Sample> {
             inputs.push(x(&layer));
         }
         inputs.push(if trans_out { x(&[5, 4, 6]) } else { x(&[5, 6, 4]) });
-        add(MixtureOfExperts { experts: 5, f, fused, trans_in, trans_out }.into(), inputs);
+        let layer = MixtureOfExperts { experts: 5, f, fused, trans_in, trans_out };
+        let with_gradient = [&[x(&[2, 3, 4])], &inputs[..]].concat();
+        add(layer.clone().into(), inputs);
+        for experts in [false, true] {
+            let layer = layer.clone();
+            add(MixtureOfExpertsGrad { layer, experts }.into(), with_gradient.clone());
+        }
     }
     for interleaved in [false, true] {
         for angles in [vec![5, 6], vec![2, 1, 5, 3]] {
@@ -350,7 +362,8 @@ fn vision(add: Add<'_>, x: RandomOf<'_>) {
         let axes = vec![axis(1, 7, 4.0), axis(3, 2, 5.0)];
         let resize =
             Resize { axes, filter, place, antialias: true, exclude_outside: true, outside: 0.0 };
-        add(resize.into(), vec![x(&[3, 4, 2, 5])]);
+        add(resize.clone().into(), vec![x(&[3, 4, 2, 5])]);
+        add(ResizeGrad { resize, extents: vec![4, 5] }.into(), vec![x(&[3, 7, 2, 2])]);
     }
     for (largest, points) in [(false, 2), (true, 0)] {
         let regions = x(&[5, 4]);
@@ -358,15 +371,29 @@ fn vision(add: Add<'_>, x: RandomOf<'_>) {
         let regions = Tensor::from_f64(regions.ty().clone(), corner).unwrap();
         let roi = RoiAlign { bins: [2, 3], points, scale: 0.75, half_pixel: true, largest };
         let samples = ints(&[5], &[1, 0, 0, 1, -1]);
-        add(roi.into(), vec![x(&[2, 3, 5, 4]), regions, samples]);
+        let image = x(&[2, 3, 5, 4]);
+        let mut of_gradient = vec![x(&[5, 3, 2, 3]), regions.clone(), samples.clone()];
+        of_gradient.extend(largest.then(|| image.clone()));
+        let gradient = RoiAlignGrad { align: roi.clone(), image: [2, 5, 4] };
+        add(roi.into(), vec![image, regions, samples]);
+        add(gradient.into(), of_gradient);
     }
     for (sampling, outside, unit) in [
         (Sampling::Nearest, Outside::Border, Unit::Centres),
         (Sampling::Linear, Outside::Zero, Unit::Edges),
         (Sampling::Cubic, Outside::Mirror, Unit::Pixels),
+        (Sampling::Linear, Outside::Border, Unit::Centres),
+        (Sampling::Linear, Outside::Mirror, Unit::Edges),
+        (Sampling::Cubic, Outside::Border, Unit::Edges),
     ] {
         let sample = GridSample { sampling, outside, unit };
-        add(sample.into(), vec![x(&[3, 2, 4, 5]), x(&[3, 5, 2, 2])]);
+        let (image, grid, g) = (x(&[3, 2, 4, 5]), x(&[3, 5, 2, 2]), x(&[3, 2, 5, 2]));
+        let wide = Tensor::from_f64(grid.ty().clone(), |i| 3.0 * grid.f64_at(i)).unwrap();
+        add(sample.clone().into(), vec![image.clone(), wide.clone()]);
+        let of_image = GridSampleGrad { sample: sample.clone(), spatial: vec![4, 5] };
+        add(of_image.into(), vec![g.clone(), wide.clone()]);
+        add(GridSampleGridGrad { sample: sample.clone() }.into(), vec![g, image, wide]);
+        add(sample.into(), vec![x(&[2, 2, 3]), x(&[2, 4, 1])]);
     }
 }
 
@@ -393,7 +420,12 @@ fn sequences(add: Add<'_>, x: RandomOf<'_>) {
         }
         let lengths = i % 2 == 1;
         inputs.extend(lengths.then(|| ints(&[batch], &[4, 2, 0, 1, 3])));
-        add(Recurrence { cell, reverse: lengths, lengths, clip: 1.5 }.into(), inputs);
+        let op = Recurrence { cell, reverse: lengths, lengths, clip: 1.5 };
+        let mut of_results = vec![x(&[steps, batch, hidden]), x(&[batch, hidden])];
+        of_results.extend(matches!(op.cell, Cell::Lstm { .. }).then(|| x(&[batch, hidden])));
+        of_results.extend_from_slice(&inputs);
+        add(op.clone().into(), inputs);
+        add(RecurrenceGrad { of: op }.into(), of_results);
     }
     let lengths = ints(&[5], &[1, 3, 0, 2, 3]);
     add(ReverseSequence { time: 0, batch: 1 }.into(), vec![x(&[3, 5, 2]), lengths]);
@@ -401,6 +433,13 @@ fn sequences(add: Add<'_>, x: RandomOf<'_>) {
     for (parts, inverse, onesided) in [(1, false, true), (2, true, false), (2, true, true)] {
         let dft = Dft { axis: 1, length: 6, inverse, onesided };
         add(dft.into(), vec![x(&[3, 5, 2, parts])]);
+    }
+    for (parts, inverse, onesided) in
+        [(1, false, false), (2, false, false), (1, true, false), (1, true, true), (1, false, true)]
+    {
+        for length in [1, 3, 4] {
+            add(Dft { axis: 0, length, inverse, onesided }.into(), vec![x(&[3, parts])]);
+        }
     }
     add(Uniform { dtype: DType::F64, shape: vec![3, 2], seed: 7 }.into(), vec![]);
 }

@@ -3,6 +3,7 @@
 use super::{FLOATS, assert_close, check, indices, numbers_of, run_on};
 use planc_ir::ops::Op;
 use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
+use planc_ir::ops::mixture_of_experts_grad::MixtureOfExpertsGrad;
 use planc_ir::program::Local;
 use planc_ir::scalar::{Gate, ScalarFn};
 use planc_ir::{DType, Tensor, TensorType};
@@ -45,6 +46,19 @@ fn operands(
     inputs
 }
 
+/// Checks a layer, and its gradient with and without that of the experts.
+fn check_with_gradient(op: &MixtureOfExperts, inputs: &[Tensor]) {
+    check(op.clone(), inputs);
+    let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+    let ty = Op::from(op.clone()).infer(&types, &[]).unwrap().remove(0);
+    let numbers = numbers_of(TensorType::new(DType::F64, ty.shape.clone()), 9);
+    let g = Tensor::from_f64(ty, |i| numbers.f64_at(i) * 0.2).unwrap();
+    let inputs = [&[g], inputs].concat();
+    for experts in [false, true] {
+        check(MixtureOfExpertsGrad { layer: op.clone(), experts }, &inputs);
+    }
+}
+
 #[test]
 fn layers_of_all_forms() {
     let choices = || indices(&[5, 2], &[0, 3, 2, 0, -1, 1, 3, 0, 0, 2]);
@@ -54,10 +68,10 @@ fn layers_of_all_forms() {
                 for op in [
                     layer(SILU, true, trans_in, trans_out),
                     layer(SILU, false, trans_in, trans_out),
-                    layer(ScalarFn::Relu, false, trans_in, trans_out),
+                    layer(ScalarFn::Gelu, false, trans_in, trans_out),
                 ] {
                     for extents in [[3, 6, 4], [2, 0, 3], [0, 2, 2], [2, 3, 0]] {
-                        check(op.clone(), &operands(&op, dtype, choices(), extents));
+                        check_with_gradient(&op, &operands(&op, dtype, choices(), extents));
                     }
                 }
             }
@@ -79,7 +93,7 @@ fn tokens_of_any_number_go_anywhere() {
         indices(&[1, 1], &[4]),
         indices(&[1, 1], &[-5]),
     ] {
-        check(op.clone(), &operands(&op, DType::F64, choices, [3, 4, 5]));
+        check_with_gradient(&op, &operands(&op, DType::F64, choices, [3, 4, 5]));
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod curves;
 mod dropout;
+mod experts;
 mod gradients;
 mod memory;
 mod plans;

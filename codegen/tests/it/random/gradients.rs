@@ -9,11 +9,14 @@ use planc_ir::ops::conv_weight_grad::ConvWeightGrad;
 use planc_ir::ops::dropout::Dropout;
 use planc_ir::ops::group_norm::GroupNorm;
 use planc_ir::ops::group_norm_grad::GroupNormGrad;
+use planc_ir::ops::mixture_of_experts::MixtureOfExperts;
+use planc_ir::ops::mixture_of_experts_grad::MixtureOfExpertsGrad;
 use planc_ir::ops::normalize::Normalize;
 use planc_ir::ops::normalize_grad::NormalizeGrad;
 use planc_ir::ops::pool::Pool;
 use planc_ir::ops::pool_grad::PoolGrad;
 use planc_ir::program::{PoolKind, Window};
+use planc_ir::scalar::ScalarFn;
 use planc_ir::{Tensor, ValueId};
 
 impl Case {
@@ -25,7 +28,8 @@ impl Case {
         inputs: &mut Vec<ValueId>,
     ) -> Op {
         let rank = shape.len();
-        match d.below(4) {
+        match d.below(5) {
+            4 if rank > 0 => self.experts(d, shape, inputs),
             1 if rank > 0 => {
                 let (axis, rms) = (d.below(rank), d.one_in(2));
                 inputs.extend([self.weight(d, shape), self.weight(d, &shape[axis..])]);
@@ -33,7 +37,9 @@ impl Case {
                 NormalizeGrad { norm, bias: !rms && d.one_in(2) }.into()
             }
             2 if rank == 4 => self.attention(d, shape, inputs),
-            2 | 3 if (3..=4).contains(&rank) => self.windowed(d, shape, inputs),
+            2 | 3 if (3..=4).contains(&rank) && !shape.contains(&0) => {
+                self.windowed(d, shape, inputs)
+            }
             _ => {
                 inputs.push(self.given(d, Tensor::scalar(5i64)));
                 Dropout { ratio: 0.5, seed: 3 }.into()
@@ -66,6 +72,40 @@ impl Case {
         let causal = d.one_in(2).then_some(1);
         let attention = Attention { causal, ..Attention::plain(0.5) };
         AttentionGrad { attention, mask: masked && d.one_in(2) }.into()
+    }
+
+    /// A layer of experts, or its gradient.
+    fn experts(&mut self, d: &mut Draw<'_>, shape: &[u64], inputs: &mut Vec<ValueId>) -> Op {
+        let (&last, tokens) = shape.split_last().expect("of rank 1 or more");
+        let (experts, choices) = (2 + d.below(3) as u64, 1 + d.below(2) as u64);
+        let (inner, other) = (d.pick(&EXTENTS), d.pick(&EXTENTS));
+        let f = d.pick(&[ScalarFn::Mul, ScalarFn::Gelu]);
+        let (trans_in, trans_out) = (d.one_in(2), d.one_in(2));
+        let fused = f.arity() == 2 && d.one_in(2);
+        let layer = MixtureOfExperts { experts, f, fused, trans_in, trans_out };
+        let is_gradient = d.one_in(2);
+        let (width, result) = if is_gradient { (other, last) } else { (last, other) };
+        let of_token = |last: u64| [tokens, &[last]].concat();
+        if is_gradient {
+            inputs.push(self.weight(d, &of_token(width)));
+        }
+        inputs.push(self.indices(d, &of_token(choices), &[experts]));
+        inputs.push(self.weight(d, &of_token(choices)));
+        let sides: &[u64] = if fused { &[2] } else { &[] };
+        let first = if trans_in {
+            [&[experts], sides, &[inner, width]].concat()
+        } else {
+            [&[experts, width], sides, &[inner]].concat()
+        };
+        for _ in sides.len()..f.arity() {
+            inputs.push(self.weight(d, &first));
+        }
+        let down = if trans_out { [experts, result, inner] } else { [experts, inner, result] };
+        inputs.push(self.weight(d, &down));
+        if is_gradient {
+            return MixtureOfExpertsGrad { layer, experts: d.one_in(2) }.into();
+        }
+        layer.into()
     }
 
     /// Gradients of ops on `[N, C, ..]`.

@@ -13,6 +13,7 @@ mod conv_weight_grad;
 mod dropout;
 mod elementary;
 mod experts;
+mod experts_grad;
 mod gather;
 mod gemm;
 pub mod in_place;
@@ -55,7 +56,9 @@ pub fn run(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
     if let Kernel::OptimizerStep(step) = kernel {
         return optimizer_step::run(step, inputs, outputs);
     }
-    if let Kernel::AttentionGrad(_) | Kernel::NormalizeGrad(_) = kernel {
+    if let Kernel::AttentionGrad(_) | Kernel::MixtureOfExpertsGrad(_) | Kernel::NormalizeGrad(_) =
+        kernel
+    {
         return run_all(kernel, inputs, outputs);
     }
     let [out] = outputs else {
@@ -128,6 +131,7 @@ fn run_all(kernel: &Kernel, inputs: &[In<'_>], outputs: &mut [Out<'_>]) -> Resul
         (Kernel::AttentionGrad(op), [g, q, k, v, mask]) => {
             attention_grad::run(&op.attention, g, [q, k, v], Some(mask), outputs)
         }
+        (Kernel::MixtureOfExpertsGrad(op), _) => experts_grad::run(&op.layer, inputs, outputs),
         (Kernel::NormalizeGrad(op), [g, x, scale]) => normalize_grad::run(op, g, x, scale, outputs),
         _ => Err(mismatch(kernel, inputs)),
     }
@@ -156,6 +160,7 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Attention(_) => "attention",
         Kernel::AttentionGrad(_) => "attention_grad",
         Kernel::MixtureOfExperts(_) => "mixture_of_experts",
+        Kernel::MixtureOfExpertsGrad(_) => "mixture_of_experts_grad",
         Kernel::RotaryEmbedding { .. } => "rotary_embedding",
         Kernel::OptimizerStep(_) => "optimizer_step",
         Kernel::Conv { .. } => "conv",
