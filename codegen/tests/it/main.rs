@@ -5,4 +5,5 @@ mod layers;
 mod overlap;
 mod partition;
 mod random;
+mod schedule;
 mod verify;

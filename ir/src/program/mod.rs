@@ -10,11 +10,14 @@
 pub mod kernel;
 mod lift;
 pub mod order;
+pub mod pipeline;
 pub mod streams;
+pub mod under_way;
 pub mod verify;
 
 pub use kernel::{Kernel, PoolKind, Window};
 pub use order::{Action, Pass, PassInstrs};
+pub use pipeline::{Pipeline, Place};
 
 use crate::graph::TensorType;
 use crate::sharding::reshard::Step;

@@ -6,6 +6,7 @@
 //! ([`Program::order`](super::Program::order)); the update comes after the last.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// A part of the instructions that are repeated for each micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -19,6 +20,16 @@ pub enum Pass {
     Weights,
 }
 
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Weights => "weights",
+        })
+    }
+}
+
 /// A pass of a chunk for a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Action {
@@ -29,6 +40,20 @@ pub struct Action {
     pub chunk: u32,
     /// For which micro-batch.
     pub micro_batch: u32,
+}
+
+impl Action {
+    /// A pass of a chunk for a micro-batch.
+    pub const fn new(pass: Pass, chunk: u32, micro_batch: u32) -> Self {
+        Self { pass, chunk, micro_batch }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pass, chunk, micro_batch } = self;
+        write!(f, "{pass} of chunk {chunk} for micro-batch {micro_batch}")
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks for a reference
