@@ -7,16 +7,19 @@
 //! [`partition()`] does both. It decides nothing: which op is split how, and in which sharding each
 //! value has its home, stands in the strategy; what remains is to make every reshard an explicit
 //! instruction and to give every buffer a place in the arena. [`overlap()`] then puts the communication of
-//! a training step beside its compute.
+//! a training step beside its compute. [`stage()`] is to a stage of a pipeline what [`partition()`] is to a whole
+//! model.
 
 mod carry;
 pub mod error;
 pub mod liveness;
 pub mod memory;
 pub mod partition;
+pub mod pipeline;
 pub mod schedule;
 
 pub use error::CodegenError;
 pub use memory::MemoryReport;
 pub use partition::partition;
+pub use pipeline::stage;
 pub use schedule::{BUCKET_BYTES, overlap};
