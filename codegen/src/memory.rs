@@ -7,7 +7,7 @@
 
 use crate::CodegenError;
 use crate::liveness::{Storage, storages};
-use planc_ir::program::{ALIGNMENT, Program, Slot};
+use planc_ir::program::{Program, Slot};
 
 /// How much memory one rank needs; the largest part of each buffer decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +37,10 @@ impl MemoryReport {
         let mut weight_bytes = 0;
         for s in &storages {
             if s.is_weight {
-                weight_bytes += aligned(s.bytes);
+                weight_bytes += area(s);
             } else {
-                change[s.first] += i128::from(aligned(s.bytes));
-                change[s.last + 1] -= i128::from(aligned(s.bytes));
+                change[s.first] += i128::from(area(s));
+                change[s.last + 1] -= i128::from(area(s));
             }
         }
         let (mut live, mut peak) = (0, 0);
@@ -61,8 +61,7 @@ pub fn place(program: &mut Program) -> Result<(), CodegenError> {
     let storages = storages(program)?;
     let mut total = 0u64;
     for s in &storages {
-        // Aligning adds less than ALIGNMENT; leave room for it in every sum.
-        let next = s.bytes.checked_add(ALIGNMENT).and_then(|b| total.checked_add(b));
+        let next = s.area().and_then(|bytes| total.checked_add(bytes));
         total = next.ok_or_else(|| CodegenError::TooLarge {
             value: s.buffers.first().map_or_else(String::new, |&b| program.buffer(b).name.clone()),
         })?;
@@ -70,7 +69,7 @@ pub fn place(program: &mut Program) -> Result<(), CodegenError> {
     let stays = |s: &Storage| s.first == 0 && s.last == program.instrs.len();
     let mut largest_first: Vec<usize> = (0..storages.len()).collect();
     largest_first.sort_by_key(|&i| {
-        (!stays(&storages[i]), !storages[i].is_weight, std::cmp::Reverse(storages[i].bytes))
+        (!stays(&storages[i]), !storages[i].is_weight, std::cmp::Reverse(area(&storages[i])))
     });
     let mut first_come: Vec<usize> = (0..storages.len()).collect();
     first_come.sort_by_key(|&i| (!stays(&storages[i]), storages[i].first));
@@ -105,7 +104,7 @@ fn pack(storages: &[Storage], order: &[usize]) -> (Vec<u64>, u64) {
     let mut placed: Vec<Placed> = Vec::with_capacity(storages.len()); // by offset
     for &i in order {
         let s = &storages[i];
-        let bytes = aligned(s.bytes);
+        let bytes = area(s);
         if bytes == 0 {
             continue;
         }
@@ -127,7 +126,7 @@ fn pack(storages: &[Storage], order: &[usize]) -> (Vec<u64>, u64) {
     (offsets, arena_bytes)
 }
 
-/// Rounded up to the alignment of slots.
-const fn aligned(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGNMENT)
+/// What a storage takes in the arena. That it can be counted is known before places are given.
+fn area(s: &Storage) -> u64 {
+    s.area().unwrap_or(u64::MAX)
 }

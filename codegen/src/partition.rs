@@ -17,6 +17,7 @@
 
 use crate::carry::Uses;
 use crate::{CodegenError, memory};
+use planc_ir::ops::Op;
 use planc_ir::program::{
     Buffer, BufferId, CarriedBuffer, Instr, Kernel, MicroBatches, Program, Slot,
 };
@@ -37,6 +38,39 @@ pub fn partition(
     strategy: &Strategy,
     cost: &dyn StepCost,
 ) -> Result<Program, CodegenError> {
+    let Instructions { mut program, repeated, .. } = instructions(graph, strategy, cost, &[])?;
+    let count = graph.micro_batches;
+    if count > 1 {
+        program.micro_batches = Some(MicroBatches { count, instrs: repeated });
+    }
+    memory::place(&mut program)?;
+    Ok(program)
+}
+
+/// A program whose buffers have no place yet.
+pub(crate) struct Instructions {
+    pub program: Program,
+    /// How many instructions are those of a micro-batch.
+    pub repeated: usize,
+    /// What each instruction belongs to.
+    pub origins: Vec<Origin>,
+}
+
+/// What an instruction belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub phase: Phase,
+    pub chunk: u32,
+}
+
+/// The instructions that carry out a strategy. `chunks` says to which chunk each node belongs, all to the first
+/// where it says nothing.
+pub(crate) fn instructions(
+    graph: &Graph,
+    strategy: &Strategy,
+    cost: &dyn StepCost,
+    chunks: &[u32],
+) -> Result<Instructions, CodegenError> {
     // A factor rule describes operands of known extents, so this comes before the strategy.
     dynamic_values(graph)?;
     let nodes = strategy.check(graph)?;
@@ -50,7 +84,9 @@ pub fn partition(
         strategy,
         cost,
         resharder: Resharder::new(&strategy.mesh, cost),
-        phase: Phase::Forward,
+        at: Origin { phase: Phase::Forward, chunk: 0 },
+        origins: Vec::new(),
+        repeated: 0,
         forms: vec![Vec::new(); graph.values.len()],
         program: Program {
             mesh: strategy.mesh.clone(),
@@ -71,23 +107,24 @@ pub fn partition(
     p.load();
     for (id, shardings) in graph.node_ids().zip(&nodes) {
         let phase = graph.node(id).phase;
-        if phase == Phase::Update && p.phase != Phase::Update {
+        if phase == Phase::Update && p.at.phase != Phase::Update {
             p.end_micro_batch()?;
         }
-        p.phase = phase;
+        p.at = Origin { phase, chunk: chunks.get(id.index()).copied().unwrap_or(0) };
         p.node(id, shardings)?;
         p.next_values(id)?;
     }
-    if p.phase != Phase::Update {
+    if p.at.phase != Phase::Update {
         p.end_micro_batch()?;
+        p.at.phase = Phase::Update;
     }
     for &v in &graph.outputs {
         let buffer = p.finished(v)?;
         p.program.outputs.push(buffer);
     }
     p.end_step()?;
-    memory::place(&mut p.program)?;
-    Ok(p.program)
+    let Partitioner { program, repeated, origins, .. } = p;
+    Ok(Instructions { program, repeated, origins })
 }
 
 /// Refuses dynamic values that nothing can be planned for.
@@ -125,8 +162,11 @@ struct Partitioner<'a> {
     resharder: Resharder<'a>,
     /// The state that each value is what it becomes.
     becomes: Rc<BTreeMap<ValueId, Vec<Carried>>>,
-    /// The phase of the instructions that are being appended.
-    phase: Phase,
+    /// What the instructions that are being appended belong to.
+    at: Origin,
+    origins: Vec<Origin>,
+    /// How many instructions are those of a micro-batch, once that is known.
+    repeated: usize,
     /// The buffers that hold each value and the section for whose readers they were made, the one in its
     /// home sharding first, which is for all.
     forms: Vec<Vec<(BufferId, Phase)>>,
@@ -171,10 +211,23 @@ impl Partitioner<'_> {
         for (&v, needed) in node.inputs.iter().zip(&shardings.inputs) {
             inputs.push(self.form(v, needed, &node.name)?);
         }
-        let outputs = node.outputs.iter().map(|&v| self.home_buffer(v)).collect();
-        let (node, kernel) = (node.name.clone(), node.op.lower());
-        self.program.instrs.push(Instr::Kernel { node, kernel, inputs, outputs });
+        let outputs: Vec<BufferId> = node.outputs.iter().map(|&v| self.home_buffer(v)).collect();
+        let instr = match (&node.op, &inputs[..], &outputs[..]) {
+            (Op::Send(send), &[buffer], []) => Instr::Send { channel: send.channel, buffer },
+            (Op::Receive(receive), [], &[buffer]) => {
+                Instr::Receive { channel: receive.channel, buffer }
+            }
+            (op, ..) => {
+                Instr::Kernel { node: node.name.clone(), kernel: op.lower(), inputs, outputs }
+            }
+        };
+        self.append(instr);
         Ok(())
+    }
+
+    fn append(&mut self, instr: Instr) {
+        self.program.instrs.push(instr);
+        self.origins.push(self.at);
     }
 
     /// Brings the results of a node that state becomes into the state's home.
@@ -198,11 +251,7 @@ impl Partitioner<'_> {
     /// Ends what is repeated for each micro-batch.
     fn end_micro_batch(&mut self) -> Result<(), CodegenError> {
         self.carry(|def| matches!(def, ValueDef::Accumulator))?;
-        let count = self.graph.micro_batches;
-        if count > 1 {
-            let instrs = self.program.instrs.len();
-            self.program.micro_batches = Some(MicroBatches { count, instrs });
-        }
+        self.repeated = self.program.instrs.len();
         Ok(())
     }
 
@@ -236,14 +285,18 @@ impl Partitioner<'_> {
         Ok(())
     }
 
-    /// A copy of what a state becomes.
+    /// A copy of what a state becomes, which belongs to what makes that.
     fn copy(&mut self, c: Carried, next: BufferId) -> BufferId {
         let home = self.program.buffer(next).sharding.clone();
         let copy = self.add_buffer(c.next, home);
         let node = self.graph.value(c.state).name.clone();
         let kernel = Kernel::Map { f: ScalarFn::Identity };
         let (inputs, outputs) = (vec![next], vec![copy]);
+        let mut instrs = self.program.instrs.iter().zip(&self.origins);
+        let maker = instrs.rfind(|(instr, _)| instr.writes().contains(&next));
+        let origin = maker.map_or(self.at, |(_, origin)| *origin);
         self.program.instrs.push(Instr::Kernel { node, kernel, inputs, outputs });
+        self.origins.push(if self.at.phase == Phase::Update { self.at } else { origin });
         copy
     }
 
@@ -286,7 +339,7 @@ impl Partitioner<'_> {
                 continue;
             }
             let (input, output) = (at, self.add_buffer(v, sharding));
-            self.program.instrs.push(Instr::Reshard { step, input, output });
+            self.append(Instr::Reshard { step, input, output });
             at = output;
         }
         at
@@ -309,7 +362,7 @@ impl Partitioner<'_> {
     }
 
     fn section(&self, v: ValueId) -> Phase {
-        section(self.graph, v, self.phase, self.strategy.gather_again)
+        section(self.graph, v, self.at.phase, self.strategy.gather_again)
     }
 
     fn home_buffer(&mut self, v: ValueId) -> BufferId {

@@ -14,7 +14,8 @@ pub fn prune(graph: Graph) -> Graph {
     let mut kept = vec![false; graph.nodes.len()];
     for id in graph.node_ids().rev() {
         let node = graph.node(id);
-        if node.outputs.iter().any(|v| needed[v.index()]) {
+        // What has no results does something elsewhere.
+        if node.outputs.is_empty() || node.outputs.iter().any(|v| needed[v.index()]) {
             kept[id.index()] = true;
             for v in node.inputs.iter().chain(&node.outputs) {
                 needed[v.index()] = true;

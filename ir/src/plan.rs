@@ -5,6 +5,7 @@
 //! short, and a plan for another model, are refused.
 
 mod document;
+pub mod pipeline;
 
 pub use document::PlanError;
 

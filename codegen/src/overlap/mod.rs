@@ -6,7 +6,7 @@
 //!
 //! The instructions that compute are those of the program; what changes is their order, by no more than
 //! what they read and write in place allows. Nothing is moved out of the instructions that are repeated
-//! for each micro-batch, or into them.
+//! for each micro-batch, or into them, nor between the passes of a stage.
 
 mod buckets;
 mod prefetch;
@@ -49,16 +49,22 @@ pub fn overlap(
     Ok(program)
 }
 
-/// Rewrites the instructions that are repeated and those that are not, each by themselves.
+/// Rewrites the instructions of each pass, all that are repeated where there are no passes, and those that are not.
 fn rewrite(program: &mut Program, part: impl Fn(&Program, Range<usize>) -> Vec<Instr>) {
     let end = program.instrs.len();
-    let repeated = program.micro_batches.map_or(end, |m| m.instrs);
-    let mut instrs = part(program, 0..repeated);
-    if let Some(m) = &mut program.micro_batches {
-        m.instrs = instrs.len();
+    let mut instrs = Vec::with_capacity(end);
+    let mut begin = 0;
+    let (mut passes, mut micro_batches) = (program.passes.clone(), program.micro_batches);
+    for pass in &mut passes {
+        instrs.extend(part(program, begin..pass.end));
+        begin = std::mem::replace(&mut pass.end, instrs.len());
     }
-    instrs.extend(part(program, repeated..end));
-    program.instrs = instrs;
+    if let Some(m) = &mut micro_batches {
+        instrs.extend(part(program, begin..m.instrs));
+        begin = std::mem::replace(&mut m.instrs, instrs.len());
+    }
+    instrs.extend(part(program, begin..end));
+    (program.passes, program.micro_batches, program.instrs) = (passes, micro_batches, instrs);
 }
 
 /// The first instruction that comes from a node of the update.

@@ -184,6 +184,9 @@ op_table! {
         // Control flow.
         if_op::If,
         loop_op::Loop,
+        // Between the stages of a pipeline.
+        send::Send,
+        receive::Receive,
         // Whatever only the run can decode.
         deferred::Deferred;
     // Files that only decode: ONNX operators that are made of the ops above.

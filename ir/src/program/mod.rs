@@ -10,6 +10,7 @@
 pub mod kernel;
 mod lift;
 pub mod order;
+pub mod passes;
 pub mod pipeline;
 pub mod streams;
 pub mod under_way;
@@ -99,6 +100,20 @@ impl Buffer {
             return 0;
         }
         TensorType::new(self.ty.dtype, self.sharding.max_local_shape(&self.ty.shape, mesh)).bytes()
+    }
+
+    /// Bytes from where its first copy begins to where its last one ends, each as large as the slot says; none if
+    /// they would overflow.
+    pub fn footprint(&self) -> Option<u64> {
+        let others = u64::from(self.copies.saturating_sub(1));
+        let distance = self.slot.bytes.checked_next_multiple_of(ALIGNMENT)?;
+        others.checked_mul(distance)?.checked_add(self.slot.bytes)
+    }
+
+    /// Where its copy for a micro-batch lies in the arena. Its footprint is in range.
+    pub fn copy_offset(&self, micro_batch: u32) -> u64 {
+        let copy = u64::from(micro_batch % self.copies.max(1));
+        self.slot.offset + copy * self.slot.bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// The part that the rank at `coord` holds; of a dynamic buffer, only the element type is right.

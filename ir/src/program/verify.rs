@@ -25,7 +25,13 @@
 //!     is made for each micro-batch, what a weight becomes once a step.
 //! 13. **Streams**: the steps of an issue are of one kind. It is waited for before the micro-batch or step
 //!     ends, and only then do kernels and reshards read what it fills; what it reads and fills is live
-//!     until then.
+//!     until then. Where there are passes, the same holds for each.
+//! 14. **Passes** make up the instructions of a micro-batch. The order runs each once for every micro-batch, a pass
+//!     in the order of the micro-batches, and of a chunk forward before backward before weights.
+//! 15. **Copies** of a storage are as many as there are micro-batches at once between the pass that fills it and
+//!     the last that reads it; see [`passes`](super::passes). A pass reads only after the pass that fills.
+//!     One pass alone touches an accumulator.
+//! 16. **Transfers**: what is sent or received is not partial.
 //!
 //! That a program computes what the model says does not follow; comparing its results with the
 //! reference evaluation shows that.
@@ -33,6 +39,7 @@
 mod carried;
 mod dynamic;
 mod kernel;
+mod passes;
 mod storage;
 mod streams;
 
@@ -105,6 +112,14 @@ pub enum Finding {
     NothingIssued { place: Place, buffer: Label },
     #[error("{place}: reads {buffer}, which is still in flight")]
     NotAwaited { place: Place, buffer: Label },
+    #[error("the passes are not sound: {why}")]
+    Passes { why: &'static str },
+    #[error("{buffer} has {found} copies, not {expected}")]
+    Copies { buffer: Label, expected: u32, found: u32 },
+    #[error(
+        "a pass uses {buffer} before the pass that fills it has run, or several passes accumulate in it"
+    )]
+    OutOfOrder { buffer: Label },
 }
 
 /// A buffer as it is called in findings.
@@ -144,6 +159,7 @@ pub fn verify(program: &Program) -> Vec<Finding> {
     dynamic::check(program, &mut findings);
     carried::check(program, &mut findings);
     streams::check(program, &mut findings);
+    passes::check(program, &mut findings);
     for (index, instr) in program.instrs.iter().enumerate() {
         let place = || Place::instr(index, instr);
         match instr {
@@ -241,7 +257,8 @@ fn slots(program: &Program, findings: &mut Vec<Finding>) {
         if found != expected {
             findings.push(Finding::SlotBytes { buffer: buffer(), expected, found });
         }
-        if offset.checked_add(found).is_none_or(|end| end > program.arena_bytes) {
+        let end = b.footprint().and_then(|bytes| offset.checked_add(bytes));
+        if end.is_none_or(|end| end > program.arena_bytes) {
             let arena_bytes = program.arena_bytes;
             findings.push(Finding::OutsideArena { buffer: buffer(), arena_bytes });
         }

@@ -5,6 +5,7 @@ pub mod reshard;
 pub mod rule;
 pub mod spec;
 pub mod strategy;
+pub mod transfer;
 
 pub use mesh::{AxisId, Coord, Mesh, MeshAxis, MeshError};
 pub use rule::{Factor, FactorId, FactorKind, FactorRule, RuleBuilder};

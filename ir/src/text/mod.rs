@@ -21,6 +21,7 @@
 //! place   = "file" "(" offset "," bytes ")" | "external" "(" string "," offset "," bytes ")" | tensor
 //! tensor  = "[" numbers "]" | "base64" "(" string ")"
 //! node    = defs "=" op "(" ids ")" json? "@" string ("scope" string)? ":" types
+//!         | "Send" "(" ids ")" json? "@" string ("scope" string)?
 //! output  = "output" id
 //! def     = id string            id = "%" number
 //! type    = dtype "[" extents "]"          `f32[*]` when the extents are known only at run time

@@ -57,6 +57,8 @@ impl Parser<'_> {
                     n.ok_or_else(|| self.cursor.error_at(at, Kind::MicroBatches))?;
             } else if self.cursor.looking_at("%") {
                 self.definition()?;
+            } else if self.cursor.looking_at("Send") {
+                self.node(Vec::new())?;
             } else {
                 return Err(self
                     .cursor
@@ -197,8 +199,11 @@ impl Parser<'_> {
         let scope =
             if self.cursor.take_word("scope") { self.cursor.string()? } else { String::new() };
         let phase = if self.cursor.take_word("phase") { self.phase()? } else { Phase::Forward };
-        self.cursor.expect(":")?;
-        let mut types = vec![self.ty()?];
+        let mut types = Vec::new();
+        if !defs.is_empty() {
+            self.cursor.expect(":")?;
+            types.push(self.ty()?);
+        }
         while self.cursor.take(",") {
             types.push(self.ty()?);
         }

@@ -82,7 +82,11 @@ fn node(f: &mut fmt::Formatter<'_>, graph: &Graph, node: &Node) -> fmt::Result {
     let defs = list(&node.outputs, |v| def(graph, v));
     let types = list(&node.outputs, |v| ty(graph, v));
     let inputs = list(&node.inputs, |v| v.to_string());
-    write!(f, "  {defs} = {}({inputs})", node.op.name())?;
+    if defs.is_empty() {
+        write!(f, "  {}({inputs})", node.op.name())?;
+    } else {
+        write!(f, "  {defs} = {}({inputs})", node.op.name())?;
+    }
     if let Some(attributes) = attributes(&node.op) {
         write!(f, " {attributes}")?;
     }
@@ -93,7 +97,7 @@ fn node(f: &mut fmt::Formatter<'_>, graph: &Graph, node: &Node) -> fmt::Result {
     if node.phase != Phase::Forward {
         write!(f, " phase {}", node.phase.name())?;
     }
-    writeln!(f, " : {types}")
+    if types.is_empty() { writeln!(f) } else { writeln!(f, " : {types}") }
 }
 
 /// An op's attributes as JSON, `None` when it has none. The op's own serialised form is

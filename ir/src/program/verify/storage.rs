@@ -1,9 +1,11 @@
 //! Property 9: what is live at once does not overlap in the arena.
 //!
-//! Liveness is worked out here from the instructions alone, not taken from whoever planned the memory.
+//! Liveness is worked out here from the instructions alone, not taken from whoever planned the memory. Where passes
+//! of several micro-batches run in turn, what crosses passes is live in all of them.
 
 use super::{Finding, Place, buffer_ids, label, lists};
-use crate::program::{BufferId, Instr, Kernel, Program, streams};
+use crate::program::passes::{self, Times, uses};
+use crate::program::{BufferId, Program, streams};
 use std::collections::BTreeMap;
 
 /// Walks through the instructions with the set of live storages.
@@ -22,6 +24,12 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
             last_use[storage_of[b.index()].index()] = end;
         }
     }
+    let crosses = crossing(program, &storage_of);
+    let repeated = program.micro_batches.map_or(end, |m| m.instrs);
+    for b in buffer_ids(program).filter(|b| crosses[b.index()]) {
+        let last = &mut last_use[b.index()];
+        *last = (*last).max(repeated.saturating_sub(1));
+    }
     let mut dying: Vec<Vec<BufferId>> = vec![Vec::new(); end + 1];
     for b in buffer_ids(program).filter(|b| storage_of[b.index()] == *b) {
         dying[last_use[b.index()]].push(b);
@@ -33,8 +41,14 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
             live.start(&Place::List(list), b, findings);
         }
     }
+    let is_first = |b: BufferId| storage_of[b.index()] == b;
     for (at, instr) in program.instrs.iter().enumerate() {
-        for &b in instr.writes().iter().filter(|b| storage_of[b.index()] == **b) {
+        for &b in instr.writes().iter().filter(|b| is_first(**b) && crosses[b.index()]) {
+            live.start(&Place::instr(at, instr), b, findings);
+        }
+    }
+    for (at, instr) in program.instrs.iter().enumerate() {
+        for &b in instr.writes().iter().filter(|b| is_first(**b) && !crosses[b.index()]) {
             live.start(&Place::instr(at, instr), b, findings);
         }
         for &b in &dying[at] {
@@ -45,20 +59,20 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
 
 /// The first buffer of each buffer's storage. A copy that lies exactly where its input lies is the
 /// same storage, and so is what state becomes.
-fn storages(program: &Program) -> Vec<BufferId> {
-    let mut storage_of: Vec<BufferId> = buffer_ids(program).collect();
-    for instr in &program.instrs {
-        if let Instr::Kernel { kernel: Kernel::Copy, inputs, outputs, .. } = instr
-            && let ([input], [output]) = (&inputs[..], &outputs[..])
-            && program.buffer(*input).slot == program.buffer(*output).slot
-        {
-            storage_of[output.index()] = storage_of[input.index()];
+pub(super) fn storages(program: &Program) -> Vec<BufferId> {
+    passes::storages(program, |from, to| program.buffer(from).slot == program.buffer(to).slot)
+}
+
+/// By buffer, whether it is the first of a storage that is live from the first instruction on because passes of
+/// other micro-batches run between those that use it.
+fn crossing(program: &Program, storage_of: &[BufferId]) -> Vec<bool> {
+    match Times::of(program) {
+        Some(times) if !times.is_sequential() => {
+            let uses = uses(program, storage_of);
+            uses.iter().map(|of| of.as_ref().is_some_and(passes::Use::crosses)).collect()
         }
+        _ => vec![false; program.buffers.len()],
     }
-    for c in &program.carried {
-        storage_of[c.next.index()] = storage_of[c.state.index()];
-    }
-    storage_of
 }
 
 /// The live storages; they do not overlap.
@@ -70,11 +84,12 @@ struct Live<'a> {
 
 impl Live<'_> {
     fn start(&mut self, place: &Place, b: BufferId, findings: &mut Vec<Finding>) {
-        let slot = self.program.buffer(b).slot;
+        let buffer = self.program.buffer(b);
+        let slot = buffer.slot;
         if slot.bytes == 0 {
             return;
         }
-        let end = slot.offset + slot.bytes;
+        let end = slot.offset.saturating_add(buffer.footprint().unwrap_or(u64::MAX));
         // Of the live storages that begin before this one ends, the last reaches furthest.
         match self.by_offset.range(..end).next_back() {
             Some((_, &(other_end, other))) if other_end > slot.offset => {

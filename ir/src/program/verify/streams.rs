@@ -7,6 +7,9 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
     let done = streams::done(program);
     let end = program.instrs.len();
     let repeated = program.micro_batches.map_or(end, |m| m.instrs);
+    let passes = program.passes.iter().map(|p| p.end).filter(|&pass| pass < repeated);
+    let mut parts: Vec<usize> = passes.chain([repeated, end]).collect();
+    parts.sort_unstable();
     let mut issued_by: Vec<Option<usize>> = vec![None; program.buffers.len()];
     for (at, instr) in program.instrs.iter().enumerate() {
         let place = || Place::instr(at, instr);
@@ -19,8 +22,8 @@ pub(super) fn check(program: &Program, findings: &mut Vec<Finding>) {
                 if !alike {
                     findings.push(Finding::Issue { place: place() });
                 }
-                let part_end = if at < repeated { repeated } else { end };
-                if done[at] >= part_end {
+                let part = parts.partition_point(|&part| part <= at);
+                if parts.get(part).is_some_and(|&part_end| done[at] >= part_end) {
                     findings.push(Finding::InFlight { place: place() });
                 }
             }
