@@ -13,5 +13,6 @@ pub mod pipeline;
 pub mod report;
 pub mod rewrite;
 pub mod search;
+pub mod stages;
 pub mod train;
 pub mod verify;
