@@ -8,8 +8,8 @@ use planc_cost_model::{CostModel, simulate};
 use planc_ir::graph::{Graph, Value, ValueDef, WeightSource};
 use planc_ir::onnx::Model;
 use planc_ir::plan::{
-    Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan, Prediction, Semantics, Source, Stage,
-    Training, Weight,
+    Baseline, Certificate, Channel, Constant, FORMAT, ModelRef, Named, NodeStrategy, Plan,
+    Prediction, Semantics, Source, Stage, Training, Weight,
 };
 use planc_ir::program::{BufferId, Program};
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,51 +47,81 @@ pub enum EmitError {
     Settings(#[from] serde_json::Error),
 }
 
-/// The plan that runs `program`, which computes `graph`: the model's graph as it was planned.
+/// What a stage computes and how; a plan without a pipeline has one stage.
+#[derive(Debug)]
+pub struct StageParts<'a> {
+    /// The graph as it was planned: the model's, or a part of it.
+    pub graph: &'a Graph,
+    /// How it is split.
+    pub search: &'a SearchResult,
+    /// What its ranks run.
+    pub program: Program,
+}
+
+/// What is known of a plan beside what it says to do.
+#[derive(Clone, Debug)]
+pub struct Merits {
+    /// What it takes.
+    pub predicted: Prediction,
+    /// What simpler strategies take.
+    pub baselines: Vec<Baseline>,
+    /// How good it is proven to be.
+    pub certificate: Certificate,
+}
+
+/// The plan that runs the stages' programs, which together compute `graph`: the model's as it was planned.
 ///
 /// # Errors
 /// See [`EmitError`].
+#[allow(clippy::too_many_arguments)] // what a plan is made of
 pub fn plan(
     model: &Model,
     graph: &Graph,
     file: &str,
     cost: &CostModel,
-    search: &SearchResult,
-    program: Program,
+    stages: Vec<StageParts<'_>>,
+    channels: Vec<Channel>,
+    merits: Merits,
     training: Option<Training>,
 ) -> Result<Plan, EmitError> {
-    let by_name: BTreeMap<&str, &Value> =
-        graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
-    let value = |id: BufferId| {
-        let name = &program.buffer(id).name;
-        by_name.get(name.as_str()).copied().ok_or_else(|| EmitError::UnknownValue(name.clone()))
-    };
-    let mut weights =
-        program.weights.iter().map(|&b| weight(value(b)?)).collect::<Result<Vec<_>, _>>()?;
+    let (mut weights, mut constants): (Vec<Weight>, Vec<Constant>) = (Vec::new(), Vec::new());
+    let mut named = BTreeSet::new();
+    for stage in &stages {
+        let by_name: BTreeMap<&str, &Value> =
+            stage.graph.values.iter().map(|v| (v.name.as_str(), v)).collect();
+        let value = |id: BufferId| {
+            let name = &stage.program.buffer(id).name;
+            by_name.get(name.as_str()).copied().ok_or_else(|| EmitError::UnknownValue(name.clone()))
+        };
+        for &b in &stage.program.weights {
+            let value = value(b)?;
+            if named.insert(value.name.clone()) {
+                weights.push(weight(value)?);
+            }
+        }
+        for &b in &stage.program.constants {
+            let value = value(b)?;
+            if named.insert(value.name.clone()) {
+                constants.push(constant(value)?);
+            }
+        }
+    }
     for value in unread(&model.graph, &weights) {
         weights.push(weight(value)?);
     }
-    let constants =
-        program.constants.iter().map(|&b| constant(value(b)?)).collect::<Result<Vec<_>, _>>()?;
-    let strategy = graph
-        .nodes
-        .iter()
-        .zip(&search.strategy.ops)
-        .map(|(node, strategy)| NodeStrategy {
-            node: node.name.clone(),
-            op: node.op.name().to_string(),
-            strategy: strategy.clone(),
-        })
-        .collect();
     let named = |ids: &[planc_ir::ValueId]| {
         ids.iter()
             .map(|&v| Named { name: graph.value(v).name.clone(), ty: graph.ty(v).clone() })
             .collect()
     };
-    let mut predicted = prediction(search);
-    if training.is_some() {
-        overlap(&mut predicted, &program, cost)?;
+    let mut first_rank = 0;
+    let mut planned = Vec::with_capacity(stages.len());
+    for StageParts { graph, search, program } in stages {
+        let ranks = program.mesh.ranks();
+        planned.push(Stage { first_rank, strategy: strategies(graph, search), program });
+        first_rank += ranks;
     }
+    let Merits { predicted, baselines, certificate } = merits;
     Ok(Plan {
         format: FORMAT,
         checksum: String::new(),
@@ -109,10 +139,10 @@ pub fn plan(
         cluster: cost.cluster().to_json()?,
         semantics: Semantics::Exact,
         predicted,
-        baselines: search.baselines.clone(),
-        certificate: search.certificate.clone(),
-        stages: vec![Stage { first_rank: 0, strategy, program }],
-        channels: Vec::new(),
+        baselines,
+        certificate,
+        stages: planned,
+        channels,
         weights,
         constants,
     })
@@ -129,8 +159,18 @@ fn unread<'a>(model: &'a Graph, loaded: &[Weight]) -> Vec<&'a Value> {
     model.values.iter().filter(is_unread).collect()
 }
 
+/// Each node's strategy, for readers.
+fn strategies(graph: &Graph, search: &SearchResult) -> Vec<NodeStrategy> {
+    let named = graph.nodes.iter().zip(&search.strategy.ops).map(|(node, strategy)| NodeStrategy {
+        node: node.name.clone(),
+        op: node.op.name().to_string(),
+        strategy: strategy.clone(),
+    });
+    named.collect()
+}
+
 /// What the evaluator says of the chosen strategy.
-fn prediction(search: &SearchResult) -> Prediction {
+pub fn prediction(search: &SearchResult) -> Prediction {
     let e = &search.evaluation;
     Prediction {
         total_us: e.total_us,
@@ -143,22 +183,22 @@ fn prediction(search: &SearchResult) -> Prediction {
     }
 }
 
-/// Says of a program that communicates beside compute what it takes: the simulator's time, and its arena.
-fn overlap(
-    predicted: &mut Prediction,
-    program: &Program,
-    cost: &CostModel,
-) -> Result<(), CodegenError> {
+/// What a program takes that communicates beside compute: the simulator's time, and its arena.
+///
+/// # Errors
+/// If its bytes cannot be counted.
+pub fn simulated(program: &Program, cost: &CostModel) -> Result<Prediction, CodegenError> {
     let simulation = simulate(program, cost);
-    predicted.exposed_us = Some(simulation.exposed_us());
-    predicted.total_us = simulation.total_us;
-    predicted.compute_us = simulation.compute_us;
-    predicted.communication_us = simulation.communication_us;
     let memory = MemoryReport::of(program)?;
-    predicted.memory_bytes = memory.arena_bytes;
-    predicted.weight_bytes = memory.weight_bytes;
-    predicted.activation_bytes = memory.arena_bytes.saturating_sub(memory.weight_bytes);
-    Ok(())
+    Ok(Prediction {
+        total_us: simulation.total_us,
+        exposed_us: Some(simulation.exposed_us()),
+        compute_us: simulation.compute_us,
+        communication_us: simulation.communication_us,
+        memory_bytes: memory.arena_bytes,
+        weight_bytes: memory.weight_bytes,
+        activation_bytes: memory.arena_bytes.saturating_sub(memory.weight_bytes),
+    })
 }
 
 /// Floating-point operations of matrix products and convolutions.

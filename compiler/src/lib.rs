@@ -4,12 +4,12 @@
 //! ONNX file ──import──▶ Graph ──search──▶ Strategy + Certificate ──partition──▶ Program ──emit──▶ Plan
 //! ```
 //!
-//! Each arrow is one function; [`pipeline::compile`] calls them in order. The library neither prints
+//! Each arrow is one function; [`compile::compile`] calls them in order. The library neither prints
 //! nor exits; the binary `planc` does.
 
+pub mod compile;
 pub mod emit;
 pub mod inspect;
-pub mod pipeline;
 pub mod report;
 pub mod rewrite;
 pub mod search;

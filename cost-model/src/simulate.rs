@@ -16,6 +16,7 @@ use planc_ir::TensorType;
 use planc_ir::program::{BufferId, Instr, Program};
 use planc_ir::sharding::reshard::StepCost as _;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 /// How long a program takes, and what it does meanwhile.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -58,6 +59,12 @@ pub fn simulate(program: &Program, costs: &CostModel) -> Simulation {
     sum.add(&part(program, &program.instrs[..repeated], costs, slowdown), f64::from(count));
     sum.add(&part(program, &program.instrs[repeated..], costs, slowdown), 1.0);
     sum
+}
+
+/// Simulates some of a program's instructions, which must not wait for what others issue.
+pub fn simulate_instrs(program: &Program, instrs: Range<usize>, costs: &CostModel) -> Simulation {
+    let instrs = program.instrs.get(instrs).unwrap_or_default();
+    part(program, instrs, costs, costs.overlap_slowdown())
 }
 
 /// Time of an instruction by itself, on the slowest device.

@@ -8,7 +8,7 @@
 pub mod random;
 pub mod training;
 
-use planc::pipeline::{Compiled, compile};
+use planc::compile::{Compiled, compile};
 use planc::search::SearchOptions;
 use planc::verify::{Comparison, Tolerance, compare};
 use planc_cost_model::{Catalogue, Cluster, CostModel};
@@ -162,7 +162,7 @@ pub fn plan_and_run(model: &TestModel, set: &DataSet, ranks: u32) -> RunResult {
         worst.max_rel = worst.max_rel.max(c.max_rel);
         worst.equal &= c.equal;
     }
-    RunResult { mesh: compiled.search.strategy.mesh.to_string(), worst }
+    RunResult { mesh: compiled.stages[0].search.strategy.mesh.to_string(), worst }
 }
 
 /// A tensor of one row a token, zero where the mask is.

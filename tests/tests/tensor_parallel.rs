@@ -28,7 +28,7 @@ fn columns_then_rows_with_one_all_reduce_each() {
     write(&build("gpt", &config).expect("builds"), &path).expect("written");
     let cost = cost_model("H100", 8);
     let (_, compiled) = plan(&path, &[], &cost, &SearchOptions::default());
-    let (graph, strategy) = (&compiled.raised.graph, &compiled.search.strategy);
+    let (graph, strategy) = (&compiled.raised.graph, &compiled.stages[0].search.strategy);
 
     // Which factor each axis splits, by name; every axis the same one.
     let split = |layer: u64, suffix: &str| -> Vec<&'static str> {

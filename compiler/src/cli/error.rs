@@ -12,7 +12,7 @@ pub enum CliError {
     #[error("{0}")]
     Cluster(#[from] planc_cost_model::CostError),
     #[error("{0}")]
-    Compile(#[from] planc::pipeline::CompileError),
+    Compile(#[from] planc::compile::CompileError),
     #[error("{path}: {source}", path = path.display())]
     Plan { path: PathBuf, source: PlanError },
     #[error("{0}")]

@@ -5,7 +5,7 @@ use super::error::CliError;
 use super::progress::Progress;
 use super::training::TrainingArgs;
 use super::{Outcome, ok, parse_binding};
-use planc::pipeline::{Compiled, compile, compile_step};
+use planc::compile::{Compiled, compile, compile_step};
 use planc::report::plan_report;
 use planc::search::SearchOptions;
 use planc::search::solver::Limits;
@@ -69,7 +69,9 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         cost.check_mesh(mesh)?;
     }
     let limits = Limits { relative_gap: args.gap, ..Limits::default() };
-    let options = SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
+    let pipeline = args.training.pipelining();
+    let mesh = args.mesh.clone();
+    let options = SearchOptions { mesh, limits, pipeline, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     let say = |what: &str| progress.say(what);
     let compiled = match &train {
@@ -100,7 +102,7 @@ fn answer(compiled: &Compiled, out: &Path) -> serde_json::Value {
         "model": plan.model,
         "training": plan.training,
         "cluster": plan.cluster,
-        "mesh": compiled.search.strategy.mesh,
+        "meshes": compiled.stages.iter().map(|s| &s.search.strategy.mesh).collect::<Vec<_>>(),
         "predicted": plan.predicted,
         "baselines": plan.baselines,
         "certificate": plan.certificate,

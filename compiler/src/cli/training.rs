@@ -1,7 +1,9 @@
 //! The arguments that say what a training step is.
 
+use planc::stages::Pipelining;
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, Precision, Recompute, TrainOptions};
+use planc_codegen::Schedule;
 use planc_ir::ops::optimizer_step::Rule;
 
 #[derive(Debug, clap::Args)]
@@ -49,6 +51,15 @@ pub struct TrainingArgs {
     /// What is computed again in the backward phase rather than kept; the default is what is best.
     #[arg(long, value_enum, requires = "train")]
     recompute: Option<Again>,
+    /// Cut the step into a pipeline of so many stages.
+    #[arg(long, value_name = "STAGES", requires = "train")]
+    pipeline: Option<u32>,
+    /// What the stages run when: gpipe, 1f1b, interleaved, zb-h1 or zb-v.
+    #[arg(long, value_name = "NAME", default_value = "1f1b", requires = "pipeline")]
+    schedule: Schedule,
+    /// Parts of the model on each stage; the default is two for interleaved and zb-v, and one for the others.
+    #[arg(long, value_name = "N", requires = "pipeline")]
+    chunks: Option<u32>,
     /// What decides which elements dropout drops.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "train")]
     dropout_seed: u32,
@@ -134,6 +145,16 @@ impl TrainingArgs {
             frozen: self.freeze.clone(),
             dropout: (!self.no_dropout).then_some(self.dropout_seed),
         }
+    }
+
+    /// The pipeline that is asked for.
+    pub fn pipelining(&self) -> Option<Pipelining> {
+        let least = match self.schedule {
+            Schedule::Interleaved | Schedule::ZeroBubbleV => 2,
+            _ => 1,
+        };
+        let (schedule, chunks) = (self.schedule, self.chunks.unwrap_or(least));
+        self.pipeline.map(|stages| Pipelining { stages, schedule, chunks })
     }
 
     /// What is settled of how the step is carried out.

@@ -2,9 +2,10 @@
 
 pub mod layers;
 pub mod operators;
+mod pipeline;
 pub mod units;
 
-use crate::pipeline::Compiled;
+use crate::compile::{Compiled, CompiledStage};
 use planc_cost_model::CostModel;
 use planc_ir::plan::{Baseline, Prediction};
 use std::fmt::Write as _;
@@ -18,7 +19,8 @@ const MAX_UNTRAINED: usize = 8;
 
 /// The report on a plan, within a screen unless `all_rows`.
 pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> String {
-    let (plan, graph) = (&compiled.plan, &compiled.graph);
+    let plan = &compiled.plan;
+    let nodes: usize = compiled.stages.iter().map(|s| s.graph.nodes.len()).sum();
     let mut out = String::new();
     // Writing to a string cannot fail.
     let mut line = |label: &str, text: String| {
@@ -29,7 +31,7 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
         format!(
             "{}: {} nodes, {} parameters, {} in matrix products",
             plan.model.file,
-            graph.nodes.len(),
+            nodes,
             count(plan.model.parameters),
             flops(plan.model.flops),
         ),
@@ -62,15 +64,15 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
         }
     }
     line("cluster", cluster(cost));
-    line("mesh", compiled.search.strategy.mesh.to_string());
-    let _ = writeln!(out);
-    out.push_str(&layers::table(
-        graph,
-        &compiled.search.strategy,
-        &plan.stages[0].program,
-        cost,
-        if all_rows { usize::MAX } else { MAX_ROWS },
-    ));
+    let rows = if all_rows { usize::MAX } else { MAX_ROWS };
+    for (heading, stage) in pipeline::distinct(compiled) {
+        let mesh = &compiled.stages[stage].search.strategy.mesh;
+        let _ = writeln!(out, "{heading:<12}{mesh}");
+        let _ = writeln!(out);
+        let CompiledStage { graph, search } = &compiled.stages[stage];
+        let program = &plan.stages[stage].program;
+        out.push_str(&layers::table(graph, &search.strategy, program, cost, rows));
+    }
     let _ = writeln!(out);
     let mut line = |label: &str, text: String| {
         let _ = writeln!(out, "{label:<12}{text}");

@@ -100,6 +100,22 @@ pub fn evaluate(
     Ok(evaluation)
 }
 
+/// Time of each node's kernel, once, under a strategy of the graph; 0 where it is none.
+pub fn kernel_us(graph: &Graph, strategy: &Strategy, costs: &dyn Costs) -> Vec<f64> {
+    let nodes = strategy.check(graph).unwrap_or_default();
+    let us = graph.node_ids().zip(&nodes).map(|(id, shardings)| {
+        let node = graph.node(id);
+        let local = |values: &[ValueId], shardings: &[Sharding]| -> Vec<TensorType> {
+            let types = values.iter().map(|&v| graph.ty(v));
+            types.zip(shardings).map(|(ty, s)| local_type(ty, s, &strategy.mesh)).collect()
+        };
+        let outputs = local(&node.outputs, &shardings.outputs);
+        let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
+        outputs.first().map_or(0.0, |first| costs.op_us(&work, first.dtype))
+    });
+    us.collect()
+}
+
 /// The walk over values: what it knows and what it adds up.
 struct Walk<'a> {
     graph: &'a Graph,

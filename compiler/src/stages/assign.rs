@@ -78,12 +78,8 @@ pub fn assign(graph: &Graph, cuts: &[usize]) -> Vec<Place> {
 /// By node: whether it follows from nothing but inputs, constants, and state that does.
 fn shared(graph: &Graph) -> Vec<bool> {
     // State that follows from itself: what is not is struck out until nothing changes.
-    let mut free: BTreeSet<ValueId> = graph
-        .carried
-        .iter()
-        .map(|c| c.state)
-        .filter(|&v| graph.ty(v).rank() == 0)
-        .collect();
+    let mut free: BTreeSet<ValueId> =
+        graph.carried.iter().map(|c| c.state).filter(|&v| graph.ty(v).rank() == 0).collect();
     loop {
         let mut is_shared = vec![false; graph.nodes.len()];
         for (at, node) in graph.nodes.iter().enumerate() {

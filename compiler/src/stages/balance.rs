@@ -25,9 +25,8 @@ impl Chain {
             until[i + 1] = until[i] + us;
         }
         let between = |i: usize, j: usize| until[j] - until[i];
-        let part_us = |i: usize, j: usize| {
-            between(i, j) + if i == 0 { 0.0 } else { self.crossing_us[i] }
-        };
+        let part_us =
+            |i: usize, j: usize| between(i, j) + if i == 0 { 0.0 } else { self.crossing_us[i] };
         let mut best: Vec<f64> = (0..=n).map(|j| part_us(0, j)).collect();
         best[0] = f64::INFINITY;
         let mut from: Vec<Vec<usize>> = Vec::with_capacity(parts);

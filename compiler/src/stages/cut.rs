@@ -209,9 +209,7 @@ impl Cutter<'_> {
                 self.node(node, stage, phase.max(whole.node(node).phase));
                 self.stages[stage as usize].values[&v]
             }
-            Place::Part(from) => {
-                self.received(v, self.holders[from as usize], stage, phase)
-            }
+            Place::Part(from) => self.received(v, self.holders[from as usize], stage, phase),
         }
     }
 

@@ -2,13 +2,20 @@
 //!
 //! ```text
 //! Graph ──sums──▶ Graph ──assign──▶ a place for each node ──cut──▶ a graph for each stage, and channels
+//!   each stage ──plan──▶ its strategy
 //! ```
 
 pub mod assign;
+mod balance;
 pub mod cut;
+mod devices;
+pub mod error;
+pub mod plan;
 mod sums;
 
 pub use cut::{StageGraph, Stages};
+pub use error::StageError;
+pub use plan::{Pipelining, PlannedPipeline, PlannedStage};
 
 use planc_ir::Graph;
 

@@ -78,9 +78,8 @@ fn apart(graph: &Graph, result: &mut Graph, split: &Split) -> Vec<ValueId> {
         let mut at = summand;
         for &id in &split.chain {
             let node = graph.node(id);
-            let inputs: Vec<ValueId> = (node.inputs.iter())
-                .map(|&v| if matters(graph, v) { at } else { v })
-                .collect();
+            let inputs: Vec<ValueId> =
+                (node.inputs.iter()).map(|&v| if matters(graph, v) { at } else { v }).collect();
             let like = node.outputs[0];
             let name = format!("{}{suffix}:apart", node.name);
             at = push(result, name, node.op.clone(), node.phase, &inputs, like);
@@ -173,11 +172,7 @@ fn split(graph: &Graph, places: &[Place], carried: usize) -> Option<Split> {
         }
     }
     let is_apart = summands.len() > 1 && summands.values().all(|s| s.len() == 1);
-    is_apart.then(|| Split {
-        carried,
-        summands: summands.into_values().flatten().collect(),
-        chain,
-    })
+    is_apart.then(|| Split { carried, summands: summands.into_values().flatten().collect(), chain })
 }
 
 /// Whether an op whose other operands are constants commutes with sums of the first.

@@ -12,10 +12,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// What is recomputed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: every result that the backward phase reads is kept.
+    #[default]
     Nothing,
     /// In the repeated blocks what takes no matrix product: norms, activations, layout. Results of matrix
     /// products are kept, and what later blocks read.

@@ -14,6 +14,23 @@ pub struct Settings {
     pub recompute: Recompute,
     /// Whether weights are gathered again for the backward phase.
     pub gather_again: bool,
+    /// How it is cut into the stages of a pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineSettings>,
+}
+
+/// How a step is cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PipelineSettings {
+    /// The forward nodes before which it is cut.
+    pub cuts: Vec<usize>,
+    /// The stage that holds each part.
+    pub holders: Vec<u32>,
+    /// What each stage computes again in the backward phase.
+    pub recompute: Vec<Recompute>,
+    /// Whether each stage gathers weights again for the backward phase.
+    pub gather_again: Vec<bool>,
 }
 
 impl Settings {

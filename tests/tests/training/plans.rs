@@ -2,7 +2,7 @@
 //! recomputed or kept in shards for memory's sake where memory is to spare, and what is needed where plain data
 //! parallelism does not fit.
 
-use planc::pipeline::{Compiled, compile_step};
+use planc::compile::{Compiled, compile_step};
 use planc::report::plan_report;
 use planc::search::SearchOptions;
 use planc::train::policy::Asked;
@@ -43,8 +43,8 @@ fn with_memory_to_spare() {
     let compiled = compiled(8, None, &cost);
     assert!(fits(&compiled, "data parallel"), "there is memory to spare");
     let step = compiled.step.as_ref().expect("a step");
-    assert_eq!(step.recompute, Recompute::Nothing);
-    assert!(!compiled.search.strategy.gather_again);
+    assert_eq!(step.recompute, [Recompute::Nothing]);
+    assert!(!compiled.stages[0].search.strategy.gather_again);
     insta::assert_snapshot!("gpt-1.3b-batch-8", plan_report(&cost, &compiled, false));
 }
 
@@ -55,6 +55,6 @@ fn where_data_parallelism_does_not_fit() {
     assert!(!fits(&compiled, "data parallel"));
     assert!(compiled.plan.predicted.memory_bytes <= cost.memory_bytes());
     let step = compiled.step.as_ref().expect("a step");
-    assert_ne!(step.recompute, Recompute::Nothing);
+    assert_ne!(step.recompute, [Recompute::Nothing]);
     insta::assert_snapshot!("gpt-1.3b-batch-128", plan_report(&cost, &compiled, false));
 }

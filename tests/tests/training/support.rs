@@ -1,7 +1,7 @@
 //! Models and steps as the tests need them.
 
+use planc::compile::{Compiled, compile_step};
 use planc::emit;
-use planc::pipeline::{Compiled, compile_step};
 use planc::rewrite::raise;
 use planc::search::SearchOptions;
 use planc::search::baselines::baselines;

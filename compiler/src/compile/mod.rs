@@ -1,9 +1,12 @@
 //! From a model and a cluster to a plan: the passes, in order.
 
-use crate::emit::{self, EmitError};
+mod pipeline;
+
+use crate::emit::{self, EmitError, Merits, StageParts};
 use crate::report::units;
 use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
+use crate::stages::StageError;
 use crate::train::policy::{Asked, Planned};
 use crate::train::{self, Recompute, Settings, TrainError, TrainOptions};
 use planc_codegen::{BUCKET_BYTES, CodegenError};
@@ -25,6 +28,8 @@ pub enum CompileError {
     #[error(transparent)]
     Search(#[from] SearchError),
     #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error(transparent)]
     Codegen(#[from] CodegenError),
     #[error(transparent)]
     Emit(#[from] EmitError),
@@ -44,12 +49,19 @@ pub struct Compiled {
     pub plan: Plan,
     /// The model's graph with idioms as single ops.
     pub raised: Raised,
-    /// The graph that was planned: the raised one, or a training step made of it.
+    /// What was planned for each stage: without a pipeline, one for all.
+    pub stages: Vec<CompiledStage>,
+    /// What was trained, for a training step.
+    pub step: Option<Trained>,
+}
+
+/// A stage that was planned.
+#[derive(Debug)]
+pub struct CompiledStage {
+    /// The graph: the raised one, a training step made of it, or a part of that.
     pub graph: Graph,
     /// The search's result.
     pub search: SearchResult,
-    /// What was trained, for a training step.
-    pub step: Option<Trained>,
 }
 
 /// A training step that was planned.
@@ -59,8 +71,8 @@ pub struct Trained {
     pub parameters: Vec<String>,
     /// Floating-point weights that are not, and why.
     pub untrained: BTreeMap<String, &'static str>,
-    /// What is computed again in the backward phase.
-    pub recompute: Recompute,
+    /// What each stage computes again in the backward phase.
+    pub recompute: Vec<Recompute>,
 }
 
 /// Compiles `model` for the cluster of `cost`. `progress` is told what is being done.
@@ -78,12 +90,14 @@ pub fn compile(
     let raised = rewrite::raise(&model.graph);
     let graph = raised.graph.clone();
     let (search, plan) = within_memory(cost, options, |options, limit_bytes| {
+        let context = Context { model, file, cost, options, limit_bytes, progress };
         progress("searching");
         let search = search::search(&graph, cost, options)?;
-        let plan = plan(model, &graph, file, cost, limit_bytes, &search, None, progress)?;
+        let plan = context.plan(&graph, &search, None)?;
         Ok((search, plan))
     })?;
-    Ok(Compiled { plan, raised, graph, search, step: None })
+    let stages = vec![CompiledStage { graph, search }];
+    Ok(Compiled { plan, raised, stages, step: None })
 }
 
 /// How often a search is begun anew with less memory.
@@ -126,16 +140,32 @@ pub fn compile_step(
     let raised = rewrite::raise(&model.graph);
     progress("differentiating");
     let step = train::step(&raised.graph, train)?;
-    let (planned, plan) = within_memory(cost, options, |options, limit_bytes| {
+    let (plan, stages, recompute) = within_memory(cost, options, |options, limit_bytes| {
+        let context = Context { model, file, cost, options, limit_bytes, progress };
+        if let Some(kind) = options.pipeline {
+            let found = pipeline::compile(&context, &step, train, asked, kind)?;
+            return Ok((found.plan, found.stages, found.recompute));
+        }
         let planned = train::policy::plan(&step.graph, cost, options, asked, progress)?;
         let training = training(&step, train, &planned, limit_bytes)?;
-        let (graph, search) = (&planned.graph, &planned.search);
-        let plan = plan(model, graph, file, cost, limit_bytes, search, Some(training), progress)?;
-        Ok((planned, plan))
+        let plan = context.plan(&planned.graph, &planned.search, Some(training))?;
+        let stage = CompiledStage { graph: planned.graph, search: planned.search };
+        Ok((plan, vec![stage], vec![planned.recompute]))
     })?;
-    let Planned { graph, recompute, search, .. } = planned;
     let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
-    Ok(Compiled { plan, raised, graph, search, step: Some(trained) })
+    Ok(Compiled { plan, raised, stages, step: Some(trained) })
+}
+
+/// What all of a plan is made with.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    model: &'a Model,
+    file: &'a str,
+    cost: &'a CostModel,
+    options: &'a SearchOptions,
+    /// What the arena must stay within.
+    limit_bytes: u64,
+    progress: &'a dyn Fn(&str),
 }
 
 /// What a plan says of a training step, with what was decided about it.
@@ -160,28 +190,42 @@ fn training(
     if gather_again {
         training.recipe.insert("weights".into(), "gathered again in the backward phase".into());
     }
-    let settings = Settings { step: train.clone(), recompute, gather_again };
+    let settings = Settings { step: train.clone(), recompute, gather_again, pipeline: None };
     training.settings = serde_json::to_value(settings).map_err(EmitError::from)?;
     Ok(training)
 }
 
-/// The plan that carries a strategy out.
-#[allow(clippy::too_many_arguments)] // what a plan is made of
-fn plan(
-    model: &Model,
-    graph: &Graph,
-    file: &str,
-    cost: &CostModel,
-    limit_bytes: u64,
-    search: &SearchResult,
-    training: Option<Training>,
-    progress: &dyn Fn(&str),
-) -> Result<Plan, CompileError> {
-    progress("partitioning");
-    let mut program = planc_codegen::partition(graph, &search.strategy, cost)?;
-    if training.is_some() {
-        program = overlapped(graph, program, cost, limit_bytes)?;
+impl Context<'_> {
+    /// The plan that carries a strategy out, without a pipeline.
+    fn plan(
+        &self,
+        graph: &Graph,
+        search: &SearchResult,
+        training: Option<Training>,
+    ) -> Result<Plan, CompileError> {
+        let Self { model, file, cost, limit_bytes, .. } = *self;
+        (self.progress)("partitioning");
+        let mut program = planc_codegen::partition(graph, &search.strategy, cost)?;
+        if training.is_some() {
+            program = overlapped(graph, program, cost, limit_bytes)?;
+        }
+        let program = checked(program, limit_bytes)?;
+        let predicted = match training {
+            Some(_) => emit::simulated(&program, cost)?,
+            None => emit::prediction(search),
+        };
+        let merits = Merits {
+            predicted,
+            baselines: search.baselines.clone(),
+            certificate: search.certificate.clone(),
+        };
+        let stages = vec![StageParts { graph, search, program }];
+        Ok(emit::plan(model, graph, file, cost, stages, Vec::new(), merits, training)?)
     }
+}
+
+/// A program that fits and in which the verifier finds nothing.
+fn checked(program: Program, limit_bytes: u64) -> Result<Program, CompileError> {
     if program.arena_bytes > limit_bytes {
         return Err(CompileError::Arena { arena_bytes: program.arena_bytes, limit_bytes });
     }
@@ -189,7 +233,7 @@ fn plan(
     if !findings.is_empty() {
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
     }
-    Ok(emit::plan(model, graph, file, cost, search, program, training)?)
+    Ok(program)
 }
 
 /// The program with communication beside compute, if that fits and is no slower.

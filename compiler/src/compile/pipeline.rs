@@ -1,0 +1,168 @@
+//! The plan of a pipeline.
+
+use super::{CompileError, CompiledStage, Context, checked, overlapped};
+use crate::emit::{self, EmitError, Merits, StageParts};
+use crate::search::solver::relative_gap;
+use crate::stages::plan::{plan_stages, times};
+use crate::stages::{Pipelining, PlannedPipeline};
+use crate::train::policy::Asked;
+use crate::train::{Recompute, Settings, Step, TrainOptions};
+use planc_codegen::MemoryReport;
+use planc_cost_model::pipeline::{PipelineSimulation, simulate};
+use planc_cost_model::simulate::simulate_instrs;
+use planc_ir::plan::{Certificate, Plan, Prediction, Training, pipeline};
+use planc_ir::program::pipeline::Pipeline;
+use planc_ir::program::{Action, Pass, Program};
+use std::collections::BTreeMap;
+
+/// A pipeline, its plan, and what each stage recomputes.
+pub(super) struct Pipelined {
+    pub(super) plan: Plan,
+    pub(super) stages: Vec<CompiledStage>,
+    pub(super) recompute: Vec<Recompute>,
+}
+
+/// Plans a training step as a pipeline.
+pub(super) fn compile(
+    context: &Context<'_>,
+    step: &Step,
+    train: &TrainOptions,
+    asked: Asked,
+    kind: Pipelining,
+) -> Result<Pipelined, CompileError> {
+    let Context { model, file, cost, options, limit_bytes, progress } = *context;
+    let planned = plan_stages(&step.graph, cost, options, asked, kind, progress)?;
+    progress("partitioning");
+    let mut programs = Vec::with_capacity(planned.stages.len());
+    for stage in &planned.stages {
+        let (graph, strategy) = (&stage.planned.graph, &stage.planned.search.strategy);
+        let program = planc_codegen::stage(graph, strategy, cost, &stage.chunk_of, &stage.order)?;
+        programs.push(checked(overlapped(graph, program, cost, limit_bytes)?, limit_bytes)?);
+    }
+    let simulation = simulated(context, &planned, &programs)?;
+    let merits = merits(context, &planned, &programs, &simulation)?;
+    let training = training(step, train, &planned)?;
+    let stages = planned.stages.iter().zip(programs).map(|(stage, program)| StageParts {
+        graph: &stage.planned.graph,
+        search: &stage.planned.search,
+        program,
+    });
+    let (stages, channels) = (stages.collect(), planned.channels.clone());
+    let plan =
+        emit::plan(model, &step.graph, file, cost, stages, channels, merits, Some(training))?;
+    let findings = pipeline::check(&plan.stages, &plan.channels);
+    if !findings.is_empty() {
+        return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
+    }
+    let recompute = planned.stages.iter().map(|s| s.planned.recompute).collect();
+    let stage = |s: crate::stages::PlannedStage| CompiledStage {
+        graph: s.planned.graph,
+        search: s.planned.search,
+    };
+    Ok(Pipelined { plan, stages: planned.stages.into_iter().map(stage).collect(), recompute })
+}
+
+/// The pipeline as its programs run it.
+fn simulated(
+    context: &Context<'_>,
+    planned: &PlannedPipeline,
+    programs: &[Program],
+) -> Result<PipelineSimulation, CompileError> {
+    let pass_us = |stage: usize, pass: Pass, chunk: u32| {
+        let program = &programs[stage];
+        let mut begin = 0;
+        for p in &program.passes {
+            if (p.pass, p.chunk) == (pass, chunk) {
+                return simulate_instrs(program, begin..p.end, context.cost).total_us;
+            }
+            begin = p.end;
+        }
+        0.0
+    };
+    let update_us = |stage: usize| {
+        let program = &programs[stage];
+        let repeated = program.micro_batches.map_or(0, |m| m.instrs);
+        simulate_instrs(program, repeated..program.instrs.len(), context.cost).total_us
+    };
+    let times = times(planned, context.cost, &pass_us, &update_us);
+    let orders: Vec<Vec<Action>> = planned.stages.iter().map(|s| s.order.clone()).collect();
+    let pipeline = Pipeline {
+        places: &planned.places,
+        passes: planned.kind.schedule.passes(),
+        micro_batches: programs.first().and_then(|p| p.micro_batches).map_or(1, |m| m.count),
+        orders: &orders,
+    };
+    simulate(&pipeline, &times).map_err(|e| crate::stages::StageError::Order(e).into())
+}
+
+/// What the pipeline takes: in time that of the whole, apart from that the figures of its busiest and its fullest
+/// stage.
+fn merits(
+    context: &Context<'_>,
+    planned: &PlannedPipeline,
+    programs: &[Program],
+    simulation: &PipelineSimulation,
+) -> Result<Merits, CompileError> {
+    let alone = programs.iter().map(|p| planc_cost_model::simulate::simulate(p, context.cost));
+    let busiest = alone.max_by(|a, b| a.total_us.total_cmp(&b.total_us)).unwrap_or_default();
+    let memory = programs.iter().map(MemoryReport::of).collect::<Result<Vec<_>, _>>()?;
+    let fullest = memory.into_iter().max_by_key(|m| m.arena_bytes);
+    let (arena_bytes, weight_bytes) = fullest.map_or((0, 0), |m| (m.arena_bytes, m.weight_bytes));
+    let predicted = Prediction {
+        total_us: simulation.total_us,
+        exposed_us: Some((simulation.total_us - busiest.compute_us).max(0.0)),
+        compute_us: busiest.compute_us,
+        communication_us: busiest.communication_us,
+        memory_bytes: arena_bytes,
+        weight_bytes,
+        activation_bytes: arena_bytes.saturating_sub(weight_bytes),
+    };
+    let searches = || planned.stages.iter().map(|s| &s.planned.search);
+    let bound_us = searches().map(|s| s.certificate.bound_us).fold(0.0, f64::max);
+    let bound_us = bound_us.min(simulation.total_us);
+    let mut certificate = searches().next().map_or_else(none, |s| s.certificate.clone());
+    certificate.objective_us = simulation.total_us;
+    certificate.evaluated_us = simulation.total_us;
+    certificate.bound_us = bound_us;
+    certificate.gap = relative_gap(simulation.total_us, bound_us);
+    certificate.status = "stages as they are cut".to_string();
+    certificate.space.insert("stages".to_string(), planned.stages.len() as u64);
+    Ok(Merits { predicted, baselines: Vec::new(), certificate })
+}
+
+fn none() -> Certificate {
+    Certificate {
+        objective_us: 0.0,
+        bound_us: 0.0,
+        gap: 0.0,
+        status: String::new(),
+        solver: String::new(),
+        limits: BTreeMap::new(),
+        evaluated_us: 0.0,
+        space: BTreeMap::new(),
+    }
+}
+
+/// What the plan says of the step.
+fn training(
+    step: &Step,
+    train: &TrainOptions,
+    planned: &PlannedPipeline,
+) -> Result<Training, CompileError> {
+    let mut training = step.training.clone();
+    let Pipelining { stages, schedule, chunks } = planned.kind;
+    let parts = if chunks > 1 { format!(" of {chunks} parts each") } else { String::new() };
+    training.recipe.insert("pipeline".into(), format!("{stages} stages{parts}, {schedule}"));
+    let mut recompute: Vec<String> =
+        planned.stages.iter().map(|s| s.planned.recompute.to_string()).collect();
+    recompute.dedup();
+    training.recipe.insert("recompute".into(), recompute.join("; "));
+    let settings = Settings {
+        step: train.clone(),
+        recompute: Recompute::Nothing,
+        gather_again: false,
+        pipeline: Some(planned.settings()),
+    };
+    training.settings = serde_json::to_value(settings).map_err(EmitError::from)?;
+    Ok(training)
+}
