@@ -1,5 +1,6 @@
 //! What can go wrong while loading and running, as the user should read it.
 
+use planc_ir::plan::pipeline;
 use planc_ir::program::verify::Finding;
 use planc_ir::{DType, EvalError, TensorType};
 use std::path::PathBuf;
@@ -67,12 +68,12 @@ pub enum RunError {
     NoTraining,
     #[error("what the plan says of training is not sound: {why}")]
     Training { why: String },
-    #[error("unsupported: the plan has {stages} pipeline stages; this runtime runs plans of one")]
-    Stages { stages: usize },
     #[error("the plan's {what} `{name}` is not sound: {why}")]
     Contents { what: &'static str, name: String, why: String },
     #[error("the program is not valid, so it was not run: {}", listed(findings))]
     Program { findings: Vec<Finding> },
+    #[error("the stages of the plan do not fit together, so it was not run: {}", listed(findings))]
+    Pipeline { findings: Vec<pipeline::Finding> },
     #[error("{ranks} ranks are more than the {limit} that run in one process")]
     Ranks { ranks: u64, limit: u64 },
     #[error(
@@ -97,10 +98,8 @@ pub enum RunError {
     Kernel { rank: u32, instr: usize, node: String, source: KernelError },
     #[error("rank {rank}, instruction {instr} (reshard of `{value}`): {source}")]
     Reshard { rank: u32, instr: usize, value: String, source: KernelError },
-    #[error(
-        "rank {rank}, instruction {instr}: channel {channel} leads to another stage, and there is none"
-    )]
-    Channel { rank: u32, instr: usize, channel: u32 },
+    #[error("rank {rank}, instruction {instr} (transfer of `{value}`): {source}")]
+    Transfer { rank: u32, instr: usize, value: String, source: KernelError },
     #[error("rank {rank} panicked at {place}: {message}; this is a defect of planc")]
     Panic { rank: u32, place: String, message: String },
     #[error("output `{name}`: rank {rank} and rank {replica} hold different copies")]
@@ -112,12 +111,16 @@ pub enum RunError {
 impl RunError {
     /// Whether the rank only ended because another one failed.
     pub(crate) fn is_consequence(&self) -> bool {
-        matches!(self, Self::Reshard { source: KernelError::Comm(CommError::Aborted), .. })
+        matches!(
+            self,
+            Self::Reshard { source: KernelError::Comm(CommError::Aborted), .. }
+                | Self::Transfer { source: KernelError::Comm(CommError::Aborted), .. }
+        )
     }
 }
 
 /// The first findings, and how many follow.
-fn listed(findings: &[Finding]) -> String {
+fn listed(findings: &[impl ToString]) -> String {
     const SHOWN: usize = 5;
     let shown: Vec<String> = findings.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = findings.len().saturating_sub(SHOWN);

@@ -1,24 +1,25 @@
-//! Runs a program: each rank a thread with its own arena, instructions in order.
+//! Runs programs: each rank a thread with its own arena, instructions in order.
 
 use crate::rank::{MemoryUse, Rank, Whole};
 use crate::region;
+use crate::stage::StageProgram;
 use crate::threads::on_each_rank;
 use crate::{RunError, Weights};
+use planc_ir::plan::{Channel, Stage, pipeline};
 use planc_ir::program::verify::verify;
 use planc_ir::program::{BufferId, Program};
 use planc_ir::{EvalError, Tensor, TensorType};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// More ranks than this are not run as threads of one process.
 pub const MAX_RANKS: u64 = 1024;
 
-/// A program with its weights in place, ready to run any number of times.
+/// A program, or those of the stages of a pipeline, with their weights in place, ready to run any number of times.
 #[derive(Debug)]
 pub struct Executor {
-    program: Program,
-    /// For each instruction, the dynamic buffers that it is the last to read.
-    freed: Vec<Vec<BufferId>>,
+    stages: Vec<StageProgram>,
+    /// Of all stages, one after the other.
     ranks: Vec<Rank>,
 }
 
@@ -39,32 +40,38 @@ impl Executor {
         weights: &dyn Weights,
         constants: &BTreeMap<String, Tensor>,
     ) -> Result<Self, RunError> {
-        check(&program)?;
-        let mut ranks = (0..program.mesh.ranks())
-            .map(|rank| Rank::new(&program, rank))
-            .collect::<Result<Vec<Rank>, RunError>>()?;
-        let constants = program
-            .constants
-            .iter()
-            .map(|&id| {
-                let b = program.buffer(id);
-                let tensor = constants
-                    .get(&b.name)
-                    .filter(|t| *t.ty() == b.ty)
-                    .ok_or_else(|| RunError::Constant { name: b.name.clone(), ty: b.ty.clone() })?;
-                Ok((id, Whole::new(tensor)))
-            })
-            .collect::<Result<Vec<_>, RunError>>()?;
-        on_each_rank(&program, &mut ranks, |rank, _| {
-            for (id, whole) in &constants {
-                rank.fill(&program, *id, whole);
+        let stage = Stage { first_rank: 0, strategy: Vec::new(), program };
+        Self::of_stages(vec![stage], &[], weights, constants)
+    }
+
+    /// The same for the stages of a plan, which hand on values by its channels.
+    pub fn of_stages(
+        stages: Vec<Stage>,
+        channels: &[Channel],
+        weights: &dyn Weights,
+        constants: &BTreeMap<String, Tensor>,
+    ) -> Result<Self, RunError> {
+        check(&stages, channels)?;
+        let stages = StageProgram::all(stages);
+        let mut ranks = Vec::new();
+        let mut loaded = Vec::new();
+        for stage in &stages {
+            for position in 0..stage.program.mesh.ranks() {
+                ranks.push(Rank::new(stage, position)?);
+            }
+            loaded.push(check_constants(&stage.program, constants)?);
+        }
+        on_each_rank(&stages, &mut ranks, |stage, rank, _| {
+            let program = &stage.program;
+            for (id, whole) in &loaded[stage.index] {
+                rank.fill(program, *id, whole);
             }
             for &id in &program.weights {
-                rank.load(&program, id, weights)?;
+                rank.load(program, id, weights)?;
             }
             Ok(())
         })?;
-        Ok(Self { freed: last_reads(&program), program, ranks })
+        Ok(Self { stages, ranks })
     }
 
     /// Runs the program, of one micro-batch. Inputs and results are whole tensors; results come in the
@@ -84,31 +91,35 @@ impl Executor {
         self.run_observed(micro_batches, &|_, _| {})
     }
 
-    /// Runs a step and calls `observe(rank, n)` on each rank's thread when it has done `n` instructions,
-    /// from none to all: for measurements.
+    /// Runs a step and calls `observe(rank, n)` on each rank's thread when it begins, with 0, and then whenever it
+    /// has done an instruction, with the number of the one after it: for measurements.
     pub fn run_observed(
         &mut self,
         micro_batches: &[BTreeMap<String, Tensor>],
         observe: &(dyn Fn(u32, usize) + Sync),
     ) -> Result<Vec<(String, Tensor)>, RunError> {
-        let program = &self.program;
-        let expected = program.micro_batches.map_or(1, |m| m.count as usize);
+        let expected = self.stages.first().map_or(1, |s| s.micro_batches() as usize);
         if micro_batches.len() != expected {
             return Err(RunError::MicroBatches { expected, found: micro_batches.len() });
         }
-        let inputs: Vec<_> =
-            micro_batches.iter().map(|m| check_inputs(program, m)).collect::<Result<_, _>>()?;
-        let repeated = program.micro_batches.map_or(program.instrs.len(), |m| m.instrs);
-        let freed = &self.freed;
-        on_each_rank(program, &mut self.ranks, |rank, comm| {
+        for inputs in micro_batches {
+            check_names(&self.stages, inputs)?;
+        }
+        let of_stage = |stage: &StageProgram| {
+            let micro_batches = micro_batches.iter();
+            micro_batches.map(|m| check_inputs(&stage.program, m)).collect::<Result<Vec<_>, _>>()
+        };
+        let inputs = self.stages.iter().map(of_stage).collect::<Result<Vec<_>, _>>()?;
+        on_each_rank(&self.stages, &mut self.ranks, |stage, rank, comm| {
+            let program = &stage.program;
             for &id in &program.accumulators {
                 rank.clear(program, id);
             }
             let mut run = |rank: &mut Rank, instrs: Range<usize>| -> Result<(), RunError> {
                 for i in instrs {
                     rank.current = Some(i);
-                    rank.instr(program, i, comm)?;
-                    for id in &freed[i] {
+                    rank.instr(stage, i, comm)?;
+                    for id in &stage.freed[i] {
                         rank.dynamic.remove(id);
                     }
                     observe(rank.number, i + 1);
@@ -116,24 +127,30 @@ impl Executor {
                 Ok(())
             };
             observe(rank.number, 0);
-            for inputs in &inputs {
-                rank.current = None;
-                for (id, whole) in inputs {
-                    rank.fill(program, *id, whole);
+            for part in stage.runs() {
+                rank.micro_batch = part.micro_batch;
+                if part.begins {
+                    rank.current = None;
+                    for (id, whole) in &inputs[stage.index][part.micro_batch as usize] {
+                        rank.fill(program, *id, whole);
+                    }
                 }
-                run(rank, 0..repeated)?;
+                run(rank, part.instrs)?;
             }
-            run(rank, repeated..program.instrs.len())
+            rank.micro_batch = stage.micro_batches().saturating_sub(1);
+            run(rank, stage.repeated()..program.instrs.len())
         })?;
-        let output = |&id| {
-            if program.buffer(id).dynamic { self.dynamic_output(id) } else { self.output(id) }
-        };
-        program.outputs.iter().map(output).collect()
+        self.outputs()
     }
 
-    /// The program.
+    /// The program; of a pipeline, that of its first stage.
     pub fn program(&self) -> &Program {
-        &self.program
+        &self.stages[0].program
+    }
+
+    /// The programs of all stages.
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.stages.iter().map(|s| &s.program)
     }
 
     /// For each rank, how many bytes of weights it read.
@@ -143,53 +160,103 @@ impl Executor {
 
     /// The memory that ranks have used since the program was loaded: of each figure, the largest rank's.
     pub fn memory_use(&self) -> MemoryUse {
-        self.ranks.iter().fold(MemoryUse::default(), |most, rank| MemoryUse {
-            arena_bytes: most.arena_bytes.max(rank.memory.arena_bytes),
-            copied_bytes: most.copied_bytes.max(rank.memory.copied_bytes),
-        })
+        self.memory_of_stages().into_iter().fold(MemoryUse::default(), MemoryUse::most)
+    }
+
+    /// The same for each stage.
+    pub fn memory_of_stages(&self) -> Vec<MemoryUse> {
+        let mut stages = vec![MemoryUse::default(); self.stages.len()];
+        for rank in &self.ranks {
+            stages[rank.stage] = stages[rank.stage].most(rank.memory);
+        }
+        stages
     }
 
     /// The type of a weight.
     pub fn weight_type(&self, name: &str) -> Option<&TensorType> {
-        self.weight(name).map(|id| &self.program.buffer(id).ty)
+        self.holders(name).map(|(stage, id)| &stage.program.buffer(id).ty).next()
     }
 
-    /// What a weight is now, as bytes: after a step, what state has become.
+    /// What a weight is now, as bytes: after a step, what state has become. Stages that hold it all hold the same.
     pub fn weight_bytes(&self, name: &str) -> Result<Vec<u8>, RunError> {
-        let id = self.weight(name).ok_or_else(|| RunError::NoWeight { name: name.to_string() })?;
-        self.joined(id)
+        let mut holders = self.holders(name);
+        let first = holders.next();
+        let (stage, id) = first.ok_or_else(|| RunError::NoWeight { name: name.to_string() })?;
+        let bytes = self.joined(stage, id)?;
+        for (other, id) in holders {
+            if self.joined(other, id)? != bytes {
+                let (rank, replica) = (stage.first_rank, other.first_rank);
+                return Err(RunError::Diverged { name: name.to_string(), rank, replica });
+            }
+        }
+        Ok(bytes)
     }
 
     /// Loads weights anew, each rank its parts.
     pub fn reload(&mut self, names: &[String], weights: &dyn Weights) -> Result<(), RunError> {
-        let find = |name: &String| {
-            self.weight(name).ok_or_else(|| RunError::NoWeight { name: name.clone() })
-        };
-        let ids = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-        let program = &self.program;
-        on_each_rank(program, &mut self.ranks, |rank, _| {
+        let mut ids = vec![Vec::new(); self.stages.len()];
+        for name in names {
+            let before = ids.iter().map(Vec::len).sum::<usize>();
+            self.holders(name).for_each(|(stage, id)| ids[stage.index].push(id));
+            if ids.iter().map(Vec::len).sum::<usize>() == before {
+                return Err(RunError::NoWeight { name: name.clone() });
+            }
+        }
+        on_each_rank(&self.stages, &mut self.ranks, |stage, rank, _| {
             rank.current = None;
-            ids.iter().try_for_each(|&id| rank.load(program, id, weights))
+            let mut ids = ids[stage.index].iter();
+            ids.try_for_each(|&id| rank.load(&stage.program, id, weights))
         })
     }
 
-    fn weight(&self, name: &str) -> Option<BufferId> {
-        let mut weights = self.program.weights.iter().copied();
-        weights.find(|&id| self.program.buffer(id).name == name)
+    /// The stages that hold a weight.
+    fn holders(&self, name: &str) -> impl Iterator<Item = (&StageProgram, BufferId)> {
+        self.stages.iter().filter_map(move |stage| {
+            let mut weights = stage.program.weights.iter().copied();
+            let id = weights.find(|&id| stage.program.buffer(id).name == name)?;
+            Some((stage, id))
+        })
     }
 
-    fn output(&self, id: BufferId) -> Result<(String, Tensor), RunError> {
-        let buffer = self.program.buffer(id);
+    /// The results, stage after stage. A value that several stages give is the first one's.
+    fn outputs(&self) -> Result<Vec<(String, Tensor)>, RunError> {
+        let mut outputs: Vec<(String, Tensor)> = Vec::new();
+        for stage in &self.stages {
+            let before = outputs.len();
+            for &id in &stage.program.outputs {
+                let buffer = stage.program.buffer(id);
+                if outputs[..before].iter().any(|(name, _)| *name == buffer.name) {
+                    continue;
+                }
+                outputs.push(if buffer.dynamic {
+                    self.dynamic_output(stage, id)?
+                } else {
+                    self.output(stage, id)?
+                });
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn output(&self, stage: &StageProgram, id: BufferId) -> Result<(String, Tensor), RunError> {
+        let buffer = stage.program.buffer(id);
         let name = buffer.name.clone();
-        match Tensor::from_bytes(buffer.ty.clone(), &self.joined(id)?) {
+        match Tensor::from_bytes(buffer.ty.clone(), &self.joined(stage, id)?) {
             Ok(tensor) => Ok((name, tensor)),
             Err(source) => Err(RunError::Output { name, source }),
         }
     }
 
-    /// Joins the ranks' parts of a buffer.
-    fn joined(&self, id: BufferId) -> Result<Vec<u8>, RunError> {
-        let (program, buffer) = (&self.program, self.program.buffer(id));
+    /// The ranks of a stage.
+    fn ranks_of(&self, stage: &StageProgram) -> &[Rank] {
+        let begin = self.ranks.partition_point(|rank| rank.stage < stage.index);
+        let end = self.ranks.partition_point(|rank| rank.stage <= stage.index);
+        &self.ranks[begin..end]
+    }
+
+    /// Joins the parts of a buffer that the ranks of its stage hold.
+    fn joined(&self, stage: &StageProgram, id: BufferId) -> Result<Vec<u8>, RunError> {
+        let (program, buffer) = (&stage.program, stage.program.buffer(id));
         let failed = |source| RunError::Output { name: buffer.name.clone(), source };
         let len = buffer.ty.bytes();
         let mut bytes = Vec::new();
@@ -199,24 +266,26 @@ impl Executor {
         }
         bytes.resize(len as usize, 0);
         let whole = region::whole(&buffer.ty);
-        for rank in &self.ranks {
+        let ranks = self.ranks_of(stage);
+        for rank in ranks {
             // Of several copies of one part, the one of the lowest rank counts; the others must be
             // the same, since all ranks run the same instructions.
-            let mut home = program.mesh.coord(rank.number);
+            let mut home = program.mesh.coord(rank.position);
             for a in program.mesh.axis_ids() {
                 if buffer.sharding.split_axes().all(|s| s != a) {
                     home[a.index()] = 0;
                 }
             }
-            let home = program.mesh.rank_at(&home);
+            let home = &ranks[program.mesh.rank_at(&home) as usize];
             let (local, part) = rank.part(program, id);
-            if home == rank.number {
+            if home.number == rank.number {
                 region::copy(local, part, &whole, &mut bytes);
             } else {
-                let (_, original) = self.ranks[home as usize].part(program, id);
+                let (_, original) = home.part(program, id);
                 if part != original {
                     let name = buffer.name.clone();
-                    return Err(RunError::Diverged { name, rank: home, replica: rank.number });
+                    let (rank, replica) = (home.number, rank.number);
+                    return Err(RunError::Diverged { name, rank, replica });
                 }
             }
         }
@@ -224,9 +293,14 @@ impl Executor {
     }
 
     /// The first rank's copy of an output that has no place in the arena; the others must be the same.
-    fn dynamic_output(&self, id: BufferId) -> Result<(String, Tensor), RunError> {
-        let name = self.program.buffer(id).name.clone();
-        let mut copies = self.ranks.iter().map(|rank| (rank.number, rank.dynamic.get(&id)));
+    fn dynamic_output(
+        &self,
+        stage: &StageProgram,
+        id: BufferId,
+    ) -> Result<(String, Tensor), RunError> {
+        let name = stage.program.buffer(id).name.clone();
+        let ranks = self.ranks_of(stage).iter();
+        let mut copies = ranks.map(|rank| (rank.number, rank.dynamic.get(&id)));
         let Some((home, Some(original))) = copies.next() else {
             let source = EvalError::Invalid("no instruction has made it".into());
             return Err(RunError::Output { name, source });
@@ -242,29 +316,55 @@ impl Executor {
 }
 
 /// Checks what the runtime relies on: everything that can be known before a program runs.
-fn check(program: &Program) -> Result<(), RunError> {
-    let ranks = program.mesh.axes.iter().fold(1u64, |n, a| n.saturating_mul(u64::from(a.size)));
+fn check(stages: &[Stage], channels: &[Channel]) -> Result<(), RunError> {
+    let sizes = |s: &Stage| {
+        s.program.mesh.axes.iter().fold(1u64, |n, a| n.saturating_mul(u64::from(a.size)))
+    };
+    let ranks = stages.iter().map(sizes).fold(0, u64::saturating_add);
     if ranks > MAX_RANKS {
         return Err(RunError::Ranks { ranks, limit: MAX_RANKS });
     }
-    let findings = verify(program);
-    if findings.is_empty() { Ok(()) } else { Err(RunError::Program { findings }) }
+    for stage in stages {
+        let findings = verify(&stage.program);
+        if !findings.is_empty() {
+            return Err(RunError::Program { findings });
+        }
+    }
+    let findings = pipeline::check(stages, channels);
+    if findings.is_empty() { Ok(()) } else { Err(RunError::Pipeline { findings }) }
 }
 
-/// For each instruction, the dynamic buffers that nothing reads after it. Outputs are read in the end.
-fn last_reads(program: &Program) -> Vec<Vec<BufferId>> {
-    let mut read = vec![false; program.buffers.len()];
-    program.outputs.iter().for_each(|id| read[id.index()] = true);
-    let mut freed: Vec<Vec<BufferId>> = Vec::with_capacity(program.instrs.len());
-    for instr in program.instrs.iter().rev() {
-        let touched = instr.writes().iter().chain(instr.reads());
-        let is_last = |id: &BufferId| {
-            !std::mem::replace(&mut read[id.index()], true) && program.buffer(*id).dynamic
-        };
-        freed.push(touched.copied().filter(is_last).collect());
+/// The program's constants, each with its tensor.
+fn check_constants(
+    program: &Program,
+    constants: &BTreeMap<String, Tensor>,
+) -> Result<Vec<(BufferId, Whole)>, RunError> {
+    let find = |&id: &BufferId| {
+        let b = program.buffer(id);
+        let tensor = constants
+            .get(&b.name)
+            .filter(|t| *t.ty() == b.ty)
+            .ok_or_else(|| RunError::Constant { name: b.name.clone(), ty: b.ty.clone() })?;
+        Ok((id, Whole::new(tensor)))
+    };
+    program.constants.iter().map(find).collect()
+}
+
+/// Refuses what is an input of no stage.
+fn check_names(stages: &[StageProgram], inputs: &BTreeMap<String, Tensor>) -> Result<(), RunError> {
+    let inputs_of = |s: &'_ StageProgram| -> Vec<String> {
+        s.program.inputs.iter().map(|&i| s.program.buffer(i).name.clone()).collect()
+    };
+    let mut named: Vec<String> = stages.iter().flat_map(inputs_of).collect();
+    match inputs.keys().find(|name| !named.contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let mut seen = BTreeSet::new();
+            named.retain(|name| seen.insert(name.clone()));
+            let inputs = named.iter().map(|n| format!("`{n}`")).collect();
+            Err(RunError::UnknownInput { name: name.clone(), inputs })
+        }
     }
-    freed.reverse();
-    freed
 }
 
 /// The program's inputs, each with its tensor.
@@ -272,12 +372,6 @@ fn check_inputs(
     program: &Program,
     inputs: &BTreeMap<String, Tensor>,
 ) -> Result<Vec<(BufferId, Whole)>, RunError> {
-    let named: Vec<&str> =
-        program.inputs.iter().map(|&i| program.buffer(i).name.as_str()).collect();
-    if let Some(name) = inputs.keys().find(|n| !named.contains(&n.as_str())) {
-        let inputs = named.iter().map(|n| format!("`{n}`")).collect();
-        return Err(RunError::UnknownInput { name: name.clone(), inputs });
-    }
     program
         .inputs
         .iter()
@@ -293,49 +387,4 @@ fn check_inputs(
             }
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use planc_ir::program::{Buffer, Instr, Kernel, Slot};
-    use planc_ir::sharding::{Mesh, Sharding};
-    use planc_ir::{DType, TensorType};
-
-    #[test]
-    fn dynamic_buffers_are_dropped_after_their_last_read() {
-        let buffer = |dynamic| Buffer {
-            name: String::new(),
-            ty: TensorType::new(DType::F32, []),
-            sharding: Sharding::replicated(0),
-            dynamic,
-            copies: 1,
-            slot: Slot::default(),
-        };
-        let instr = |inputs: &[u32], output: u32| Instr::Kernel {
-            node: String::new(),
-            kernel: Kernel::Copy,
-            inputs: inputs.iter().map(|&b| BufferId(b)).collect(),
-            outputs: vec![BufferId(output)],
-        };
-        let program = Program {
-            mesh: Mesh::new([("r", 1)]),
-            buffers: [false, true, true, true, true].map(buffer).to_vec(),
-            inputs: vec![BufferId(0)],
-            weights: vec![],
-            constants: vec![],
-            accumulators: vec![],
-            micro_batches: None,
-            passes: vec![],
-            order: vec![],
-            carried: vec![],
-            // Nothing reads 3, the caller reads 4.
-            instrs: vec![instr(&[0], 1), instr(&[1], 2), instr(&[0], 3), instr(&[2, 1, 2], 4)],
-            outputs: vec![BufferId(4)],
-            arena_bytes: 0,
-        };
-        let freed: Vec<Vec<u32>> =
-            last_reads(&program).iter().map(|l| l.iter().map(|b| b.0).collect()).collect();
-        assert_eq!(freed, [vec![], vec![], vec![3], vec![2, 1]]);
-    }
 }

@@ -2,11 +2,12 @@
 //!
 //! * [`Session`] loads a plan for a model, with every rank's slices of the weights, and runs it.
 //! * [`Session::train_step`] trains; [`checkpoint`] keeps what was trained, [`data`] is what it is trained on.
-//! * [`Executor`] and [`execute`] run a bare [`Program`](planc_ir::program::Program).
+//! * [`Executor`] and [`execute`] run bare [`Program`](planc_ir::program::Program)s, those of the stages of a pipeline
+//!   side by side.
 //! * [`device`] computes kernels on local buffers. The one device is the CPU.
 //! * [`comm`] moves data between ranks. The one transport is between threads of this process.
 //!
-//! Each rank is a thread with its own arena. Ranks share nothing but the collectives, whose results
+//! Each rank is a thread with its own arena. Ranks share nothing but collectives and messages, whose results
 //! do not depend on timing: contributions are combined in the order of the group's ranks. When one
 //! rank fails, all others end, and the error names the rank, the instruction and the node of the
 //! user's model.
@@ -22,6 +23,7 @@ mod rank;
 pub mod region;
 pub mod safetensors_file;
 pub mod session;
+mod stage;
 mod threads;
 pub mod training;
 pub mod weights;

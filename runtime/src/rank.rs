@@ -2,11 +2,13 @@
 
 use crate::comm::local::LocalComm;
 use crate::comm::reshard::Reshard;
+use crate::comm::transfer::Post;
 use crate::device::bytes::AlignedBytes;
 use crate::device::cpu::{self, In, Out, in_place, reference};
 use crate::operands::Operands;
 use crate::region;
-use crate::{KernelError, RunError, Weights};
+use crate::stage::StageProgram;
+use crate::{CommError, KernelError, RunError, Weights};
 use planc_ir::Tensor;
 use planc_ir::program::{ALIGNMENT, BufferId, Instr, Kernel, Local, Program};
 use planc_ir::sharding::reshard::Step;
@@ -22,10 +24,28 @@ pub struct MemoryUse {
     pub copied_bytes: u64,
 }
 
+impl MemoryUse {
+    /// Of each figure, the larger.
+    #[must_use]
+    pub fn most(self, other: Self) -> Self {
+        Self {
+            arena_bytes: self.arena_bytes.max(other.arena_bytes),
+            copied_bytes: self.copied_bytes.max(other.copied_bytes),
+        }
+    }
+}
+
 /// One rank's memory.
 #[derive(Debug)]
 pub struct Rank {
+    /// Its number among all of the plan.
     pub number: u32,
+    /// The index of its stage.
+    pub stage: usize,
+    /// Its number in its stage.
+    pub position: u32,
+    /// The micro-batch that it works on; the last one while it does what is done once a step.
+    pub micro_batch: u32,
     /// The instruction that it runs; none while it loads.
     pub current: Option<usize>,
     /// This rank's part of each buffer.
@@ -50,12 +70,17 @@ impl Whole {
 }
 
 impl Rank {
-    /// A rank with an empty arena.
-    pub fn new(program: &Program, number: u32) -> Result<Self, RunError> {
-        let coord = program.mesh.coord(number);
+    /// A rank of a stage, with an empty arena.
+    pub fn new(stage: &StageProgram, position: u32) -> Result<Self, RunError> {
+        let program = &stage.program;
+        let coord = program.mesh.coord(position);
         let bytes = program.arena_bytes;
+        let number = stage.first_rank + position;
         Ok(Self {
             number,
+            stage: stage.index,
+            position,
+            micro_batch: 0,
             current: None,
             locals: program.buffers.iter().map(|b| b.local(&program.mesh, &coord)).collect(),
             arena: AlignedBytes::zeroed(bytes).ok_or(RunError::Memory { rank: number, bytes })?,
@@ -76,7 +101,7 @@ impl Rank {
         if buffer.dynamic {
             return 0..0; // it has none
         }
-        let begin = buffer.slot.offset as usize;
+        let begin = buffer.copy_offset(self.micro_batch) as usize;
         begin..begin + self.locals[id.index()].ty.bytes() as usize
     }
 
@@ -120,11 +145,11 @@ impl Rank {
     /// Runs one instruction.
     pub fn instr(
         &mut self,
-        program: &Program,
+        stage: &StageProgram,
         number: usize,
         comm: &mut LocalComm,
     ) -> Result<(), RunError> {
-        let rank = self.number;
+        let (rank, program) = (self.number, &stage.program);
         match &program.instrs[number] {
             Instr::Kernel { node, kernel, inputs, outputs } => {
                 self.kernel(program, kernel, inputs, outputs).map_err(|source| RunError::Kernel {
@@ -135,31 +160,56 @@ impl Rank {
                 })
             }
             Instr::Reshard { step, input, output } => {
-                self.reshard(program, number, step, (*input, *output), comm)
+                self.reshard(stage, number, step, (*input, *output), comm)
             }
             // One rank's thread does one thing after another, so what is issued is done at once.
             Instr::Issue { steps, inputs, outputs } => steps
                 .iter()
                 .zip(inputs.iter().copied().zip(outputs.iter().copied()))
-                .try_for_each(|(step, ends)| self.reshard(program, number, step, ends, comm)),
+                .try_for_each(|(step, ends)| self.reshard(stage, number, step, ends, comm)),
             Instr::Wait { .. } => Ok(()),
-            Instr::Send { channel, .. } | Instr::Receive { channel, .. } => {
-                Err(RunError::Channel { rank, instr: number, channel: *channel })
+            Instr::Send { buffer, .. } | Instr::Receive { buffer, .. } => {
+                self.transfer(stage, number, *buffer, comm).map_err(|source| RunError::Transfer {
+                    rank,
+                    instr: number,
+                    value: program.buffer(*buffer).name.clone(),
+                    source: source.into(),
+                })
             }
+        }
+    }
+
+    /// Sends a buffer, or receives it.
+    fn transfer(
+        &mut self,
+        stage: &StageProgram,
+        number: usize,
+        buffer: BufferId,
+        comm: &mut LocalComm,
+    ) -> Result<(), CommError> {
+        let Some(route) = stage.routes.get(&number) else { return Ok(()) };
+        let micro_batch = stage.is_repeated(number).then_some(self.micro_batch);
+        let post = Post { route, position: self.position, rank: self.number, micro_batch };
+        let range = self.used(&stage.program, buffer);
+        let local = &self.locals[buffer.index()];
+        match stage.program.instrs[number] {
+            Instr::Send { .. } => post.send(local, &self.arena[range], comm),
+            _ => post.receive(local, &mut self.arena[range], comm),
         }
     }
 
     fn reshard(
         &mut self,
-        program: &Program,
+        stage: &StageProgram,
         number: usize,
         step: &Step,
         (input, output): (BufferId, BufferId),
         comm: &mut LocalComm,
     ) -> Result<(), RunError> {
-        let rank = self.number;
+        let (rank, program) = (self.number, &stage.program);
         let (from, to) = (program.buffer(input), program.buffer(output));
-        let reshard = Reshard { mesh: &program.mesh, rank, from, to };
+        let (mesh, first_rank) = (&program.mesh, stage.first_rank);
+        let reshard = Reshard { mesh, rank: self.position, first_rank, from, to };
         let (read, written) = (self.used(program, input), self.used(program, output));
         Operands::split(&mut self.arena, &[read], &[written])
             .and_then(|mut o| {

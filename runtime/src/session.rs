@@ -13,6 +13,8 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Session {
     pub(crate) executor: Executor,
+    /// The names of the model's outputs, in its order.
+    outputs: Vec<String>,
     /// What the plan says of training, if its steps train.
     pub(crate) training: Option<Training>,
     /// Steps of training that led to the present state.
@@ -20,12 +22,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// Checks that the plan is one for the model at `model` and that its program is valid, and loads
+    /// Checks that the plan is one for the model at `model` and that its programs are valid, and loads
     /// every rank's slices of the weights. External weight files are looked for beside the model.
     pub fn load(plan: &Plan, model: &Path) -> Result<Self, RunError> {
-        let [stage] = &plan.stages[..] else {
-            return Err(RunError::Stages { stages: plan.stages.len() });
-        };
         check_model(plan, model)?;
         let weights = PlanWeights::new(model, &plan.weights)?;
         let constants = plan
@@ -40,11 +39,13 @@ impl Session {
                 Ok((c.name.clone(), tensor))
             })
             .collect::<Result<BTreeMap<_, _>, RunError>>()?;
-        let executor = Executor::new(stage.program.clone(), &weights, &constants)?;
+        let stages = plan.stages.clone();
+        let executor = Executor::of_stages(stages, &plan.channels, &weights, &constants)?;
         if let Some(training) = &plan.training {
-            training::check(training, executor.program())?;
+            training::check(training, &executor)?;
         }
-        Ok(Self { executor, training: plan.training.clone(), steps_done: 0 })
+        let outputs = plan.model.outputs.iter().map(|o| o.name.clone()).collect();
+        Ok(Self { executor, outputs, training: plan.training.clone(), steps_done: 0 })
     }
 
     /// Runs the plan. Inputs and results are whole tensors; results come in the model's order.
@@ -52,12 +53,26 @@ impl Session {
         &mut self,
         inputs: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RunError> {
-        self.executor.run(inputs)
+        let outputs = self.executor.run(inputs)?;
+        Ok(self.in_order(outputs))
+    }
+
+    /// Results of several stages in the model's order.
+    pub(crate) fn in_order(&self, mut outputs: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
+        outputs.sort_by_cached_key(|(name, _)| {
+            self.outputs.iter().position(|o| o == name).unwrap_or(self.outputs.len())
+        });
+        outputs
     }
 
     /// The memory that ranks have used: of each figure, the largest rank's.
     pub fn memory_use(&self) -> MemoryUse {
         self.executor.memory_use()
+    }
+
+    /// The same for each stage.
+    pub fn memory_of_stages(&self) -> Vec<MemoryUse> {
+        self.executor.memory_of_stages()
     }
 
     /// For each rank, how many bytes of weights it read.

@@ -5,6 +5,7 @@ use crate::RunError;
 use crate::comm::Comm;
 use crate::comm::local::{LocalComm, World};
 use crate::rank::Rank;
+use crate::stage::StageProgram;
 use planc_ir::program::{Instr, Program};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,15 +14,16 @@ use std::sync::Arc;
 /// Does `work` for every rank at the same time. Of several failures, the one that is returned is the
 /// lowest rank's that did not merely follow from another's.
 pub fn on_each_rank(
-    program: &Program,
+    stages: &[StageProgram],
     ranks: &mut [Rank],
-    work: impl Fn(&mut Rank, &mut LocalComm) -> Result<(), RunError> + Sync,
+    work: impl Fn(&StageProgram, &mut Rank, &mut LocalComm) -> Result<(), RunError> + Sync,
 ) -> Result<(), RunError> {
     let world = Arc::new(World::default());
     let guarded = |rank: &mut Rank| {
         let mut comm = LocalComm::new(&world);
-        let result = catch_unwind(AssertUnwindSafe(|| work(rank, &mut comm)))
-            .unwrap_or_else(|payload| Err(panicked(program, rank, &*payload)));
+        let stage = &stages[rank.stage];
+        let result = catch_unwind(AssertUnwindSafe(|| work(stage, rank, &mut comm)))
+            .unwrap_or_else(|payload| Err(panicked(&stage.program, rank, &*payload)));
         if result.is_err() {
             comm.abort();
         }

@@ -1,6 +1,6 @@
 //! Sessions that train.
 
-use crate::{RunError, Session};
+use crate::{Executor, RunError, Session};
 use planc_ir::plan::Training;
 use planc_ir::program::{Buffer, BufferId, Program};
 use planc_ir::{Tensor, TensorType};
@@ -29,8 +29,8 @@ impl Session {
     /// The inputs that each micro-batch has, with their types: all but the learning rate.
     pub fn batch_inputs(&self) -> Result<BTreeMap<&str, &TensorType>, RunError> {
         let rate = &self.training()?.learning_rate;
-        let program = self.executor.program();
-        let inputs = named(program, &program.inputs).filter(|b| b.name != *rate);
+        let inputs = self.executor.programs().flat_map(|p| named(p, &p.inputs));
+        let inputs = inputs.filter(|b| b.name != *rate);
         Ok(inputs.map(|b| (b.name.as_str(), &b.ty)).collect())
     }
 
@@ -41,9 +41,12 @@ impl Session {
         learning_rate: f32,
     ) -> Result<TrainStep, RunError> {
         let training = self.training.as_ref().ok_or(RunError::NoTraining)?;
-        let program = self.executor.program();
-        let rate = named(program, &program.inputs).find(|b| b.name == training.learning_rate);
-        let ty = rate.map(|b| b.ty.clone()).ok_or_else(|| unsound("has no learning rate"))?;
+        let ty = self
+            .executor
+            .programs()
+            .flat_map(|p| named(p, &p.inputs))
+            .find_map(|b| (b.name == training.learning_rate).then(|| b.ty.clone()))
+            .ok_or_else(|| unsound("has no learning rate"))?;
         let rate = Tensor::from_f64(ty, |_| f64::from(learning_rate))
             .map_err(|source| RunError::Output { name: training.learning_rate.clone(), source })?;
         let with_rate = |inputs: &BTreeMap<String, Tensor>| {
@@ -54,6 +57,7 @@ impl Session {
         let micro_batches: Vec<_> = micro_batches.iter().map(with_rate).collect();
         let loss_name = training.loss.clone();
         let outputs = self.executor.step(&micro_batches)?;
+        let outputs = self.in_order(outputs);
         self.steps_done = self.steps_done.saturating_add(1);
         let loss = outputs.iter().find(|(name, t)| *name == loss_name && t.len() == 1);
         let loss = loss.map(|(_, t)| t.f64_at(0)).ok_or_else(|| unsound("has no loss"))?;
@@ -69,24 +73,29 @@ fn unsound(why: impl Into<String>) -> RunError {
     RunError::Training { why: why.into() }
 }
 
-/// Checks what a plan says of training against its program.
-pub fn check(training: &Training, program: &Program) -> Result<(), RunError> {
+/// Checks what a plan says of training against its programs.
+pub fn check(training: &Training, executor: &Executor) -> Result<(), RunError> {
     let is_scalar = |b: &Buffer| b.ty.rank() == 0 && b.ty.dtype.is_float() && !b.dynamic;
-    for (what, name, ids) in [
-        ("an input", &training.learning_rate, &program.inputs),
-        ("an output", &training.loss, &program.outputs),
-    ] {
-        if !named(program, ids).any(|b| b.name == *name && is_scalar(b)) {
+    let inputs: Vec<&Buffer> = executor.programs().flat_map(|p| named(p, &p.inputs)).collect();
+    let outputs: Vec<&Buffer> = executor.programs().flat_map(|p| named(p, &p.outputs)).collect();
+    for (what, name, buffers) in
+        [("an input", &training.learning_rate, inputs), ("an output", &training.loss, outputs)]
+    {
+        if !buffers.into_iter().any(|b| b.name == *name && is_scalar(b)) {
             return Err(unsound(format!("`{name}` is not {what} that is a floating-point scalar")));
         }
     }
-    let (says, runs) = (training.micro_batches, program.micro_batches.map_or(1, |m| m.count));
+    let says = training.micro_batches;
+    let runs = executor.program().micro_batches.map_or(1, |m| m.count);
     if says != runs {
         return Err(unsound(format!("it has {says} micro-batches, the program {runs}")));
     }
-    let states = program.carried.iter().map(|c| c.state);
-    let states: Vec<BufferId> = states.filter(|s| program.weights.contains(s)).collect();
-    let changes: BTreeSet<&str> = named(program, &states).map(|b| b.name.as_str()).collect();
+    let mut changes = BTreeSet::new();
+    for program in executor.programs() {
+        let states = program.carried.iter().map(|c| c.state);
+        let states = states.filter(|s| program.weights.contains(s));
+        changes.extend(states.map(|s| program.buffer(s).name.as_str()));
+    }
     let listed: BTreeSet<&str> = training.state.iter().map(String::as_str).collect();
     match changes.symmetric_difference(&listed).next() {
         None => Ok(()),

@@ -143,7 +143,7 @@ fn check(step: &Step, ty: &TensorType, from: &Sharding, to: &Sharding, mesh: &Me
         let local = to.local(mesh, &mesh.coord(rank));
         let mut out = AlignedBytes::zeroed(local.ty.bytes()).unwrap();
         out.fill(0x5A); // what was there before must not matter
-        let reshard = Reshard { mesh, rank, from: &from, to: &to };
+        let reshard = Reshard { mesh, rank, first_rank: 0, from: &from, to: &to };
         reshard.run(step, &part(&from, mesh, rank), &mut out, comm).unwrap();
         (local.clone(), Tensor::from_bytes(local.ty, &out).unwrap())
     });

@@ -3,7 +3,7 @@
 //! The ranks of a group meet: each leaves a copy of what it sends, the last to come combines them (in
 //! the group's order, whoever comes last), and each takes what is its own.
 
-use super::{Comm, Group};
+use super::{Comm, Envelope, Group};
 use crate::CommError;
 use crate::device::bytes::AlignedBytes;
 use crate::device::cpu::combine;
@@ -23,6 +23,8 @@ pub struct World {
 struct State {
     aborted: bool,
     meetings: BTreeMap<Key, Meeting>,
+    /// What was sent and not yet received.
+    messages: BTreeMap<Envelope, AlignedBytes>,
 }
 
 /// A group's ranks, and how many collectives it has held before.
@@ -228,6 +230,31 @@ impl Comm for LocalComm {
         let all = self.meet(group, call, send, &[])?;
         let mine = all.iter().map(|m| piece(&m.bytes, counts, group.position));
         join(call, mine, recv, &counts[group.position..=group.position])
+    }
+
+    fn send(&mut self, envelope: Envelope, message: AlignedBytes) -> Result<(), CommError> {
+        let before = self.world.lock().messages.insert(envelope, message);
+        self.world.changed.notify_all();
+        match before {
+            None => Ok(()),
+            Some(_) => {
+                let why = format!("{envelope:?} is on its way already");
+                Err(CommError::Mismatch { collective: "send", why })
+            }
+        }
+    }
+
+    fn receive(&mut self, envelope: Envelope) -> Result<AlignedBytes, CommError> {
+        let mut state = self.world.lock();
+        loop {
+            if state.aborted {
+                return Err(CommError::Aborted);
+            }
+            if let Some(message) = state.messages.remove(&envelope) {
+                return Ok(message);
+            }
+            state = self.world.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn barrier(&mut self, group: &Group) -> Result<(), CommError> {

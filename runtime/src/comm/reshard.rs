@@ -18,8 +18,10 @@ use planc_ir::sharding::{AxisId, Mesh};
 pub struct Reshard<'a> {
     /// The mesh.
     pub mesh: &'a Mesh,
-    /// This rank.
+    /// This rank, in the mesh.
     pub rank: u32,
+    /// What the mesh's first rank is among all of the plan.
+    pub first_rank: u32,
     /// What is read.
     pub from: &'a Buffer,
     /// What is written.
@@ -85,12 +87,13 @@ impl Reshard<'_> {
     fn group(&self, axes: &[AxisId]) -> Group {
         let ranks = self.mesh.group(self.rank, axes);
         let position = ranks.iter().position(|&r| r == self.rank).unwrap_or(0);
-        Group { ranks, position }
+        Group { ranks: ranks.into_iter().map(|r| self.first_rank + r).collect(), position }
     }
 
     /// The parts of a buffer that the ranks of a group hold.
     fn parts(&self, buffer: &Buffer, group: &Group) -> Vec<Local> {
-        group.ranks.iter().map(|&r| buffer.local(self.mesh, &self.mesh.coord(r))).collect()
+        let coords = group.ranks.iter().map(|&r| self.mesh.coord(r - self.first_rank));
+        coords.map(|coord| buffer.local(self.mesh, &coord)).collect()
     }
 }
 
