@@ -13,7 +13,7 @@
 //!
 //! * Time lost, of `P` stages: `(P - 1) t_f / 2` (`t_f` of both chunks of a stage together), the way to the last
 //!   stage, if forward and backward take the same time, weights no longer, and there are `2 P - 1` micro-batches or
-//!   more: from its first action to its last no stage ever waits.
+//!   more. If all three take the same time, no stage waits between its first action and its last.
 //! * Under way on each stage: `2 P` chunks for a micro-batch at most, as much memory as 1F1B has on its first stage.
 
 use super::{Shape, Writer};

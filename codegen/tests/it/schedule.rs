@@ -292,7 +292,7 @@ fn ends(case: &Case) -> bool {
     let passes = case.schedule.passes();
     let part_of = |stage: usize, chunk| {
         let place = Place { stage: stage as u32, chunk };
-        case.places.iter().position(|p| *p == place).unwrap()
+        case.places.iter().position(|p| *p == place).expect("every chunk of an order is a part")
     };
     let mut done = BTreeSet::new();
     let mut left: Vec<&[Action]> = case.orders.iter().map(Vec::as_slice).collect();
@@ -358,7 +358,8 @@ fn any_case() -> impl Strategy<Value = Case> {
             Schedule::ZeroBubbleV => (2, groups),
             _ => (1, groups),
         };
-        Case::new(schedule, Shape { stages, chunks, micro_batches }).unwrap()
+        Case::new(schedule, Shape { stages, chunks, micro_batches })
+            .expect("the shape is the schedule's")
     })
 }
 
@@ -379,7 +380,7 @@ proptest! {
 }
 
 #[test]
-fn places_are_checked() {
+fn places_and_passes_are_checked() {
     let orders = [vec![], vec![]];
     let check = |places: &[Place]| {
         Pipeline { places, passes: &[Pass::Forward], micro_batches: u32::MAX, orders: &orders }
@@ -403,6 +404,9 @@ fn places_are_checked() {
         }]
     );
     assert_eq!(check(&[]), []);
+    let passes = [Pass::Forward, Pass::Backward, Pass::Forward];
+    let twice = Pipeline { places: &[], passes: &passes, micro_batches: 1, orders: &orders };
+    assert_eq!(twice.check(), [OrderFinding::SamePass { pass: Pass::Forward }]);
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub enum OrderFinding {
     NoStage { part: usize, stage: u32, stages: usize },
     #[error("parts {first} and {second} are both chunk {chunk} of stage {stage}", chunk = place.chunk, stage = place.stage)]
     SamePlace { first: usize, second: usize, place: Place },
+    #[error("the {pass} pass is listed twice")]
+    SamePass { pass: Pass },
     #[error("stage {stage}, action {at}: {action} is not a thing that it has to run")]
     Unknown { stage: usize, at: usize, action: Action },
     #[error("stage {stage}, action {at}: {action} has run before")]
@@ -87,10 +89,13 @@ impl Pipeline<'_> {
         Walk::new(self, &parts).run()
     }
 
-    /// The part at each place.
+    /// The part at each place, where places and passes are without fault.
     fn parts(&self) -> Result<BTreeMap<Place, usize>, Vec<OrderFinding>> {
         let mut parts = BTreeMap::new();
         let mut findings = Vec::new();
+        let mut passes = BTreeSet::new();
+        let again = self.passes.iter().filter(|pass| !passes.insert(**pass));
+        findings.extend(again.map(|&pass| OrderFinding::SamePass { pass }));
         for (part, &place) in self.places.iter().enumerate() {
             if place.stage as usize >= self.orders.len() {
                 let (stage, stages) = (place.stage, self.orders.len());
