@@ -87,7 +87,7 @@ impl PipelineSimulation {
     }
 }
 
-/// Simulates a pipeline, in time and memory proportional to the number of its actions.
+/// Simulates a pipeline; takes time and memory in proportion to the number of its actions.
 ///
 /// # Errors
 /// What [`Pipeline::check`] finds.

@@ -40,14 +40,13 @@ pub fn hoist(
         let instr = &program.instrs[at];
         match instr {
             Instr::Reshard { step, input, output } if step.is_collective() => {
-                if uses.is_derived[input.index()] && uses.replaces(*output).is_none() {
-                    gathers.push(Gather {
-                        needed: at,
-                        issued: at,
-                        time_us: time_us(program, instr),
-                        bytes: program.buffer(*output).max_bytes(&program.mesh),
-                    });
-                }
+                let movable = uses.is_derived[input.index()] && uses.replaces(*output).is_none();
+                gathers.extend(movable.then(|| Gather {
+                    needed: at,
+                    issued: at,
+                    time_us: time_us(program, instr),
+                    bytes: program.buffer(*output).max_bytes(&program.mesh),
+                }));
             }
             Instr::Kernel { .. } | Instr::Reshard { .. } => sum_us += time_us(program, instr),
             _ => {}

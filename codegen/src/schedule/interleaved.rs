@@ -6,8 +6,8 @@
 //! (`0`, `a`: first chunk, `0'`, `a'`: second):
 //!
 //! ```text
-//! 0  1  0' 1'  .  a'a'  2  b'b'  3  aa    2' bb    3' c'c'  d'd'  cc  dd
-//! .  0  1  0'  a'a'  1'  b'b'  2  aa  3  bb  2' c'c'  3' d'd'  cc  dd  .
+//! 0 1 0'1'2 . a'a'3 b'b'2'a a 3'b b . c'c'. d'd'c c d d
+//! . 0 1 0'a'a'1'b'b'2 a a 3 b b 2'c'c'3'd'd'c c d d . .
 //! ```
 //!
 //! * Time lost: `(P - 1)(t_f + t_b) / v`, where `t_f` and `t_b` are of all chunks of a stage together.

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! * Time lost, of `P` stages: `(P - 1)(t_f + t_b - t_w)`, where `t_b` is without, and `t_w` for the gradients of
-//!   weights; a third of that of 1F1B if the three take the same time.
+//!   weights, if `t_w` is the least of the three; a third of that of 1F1B if they are the same. Each micro-batch less
+//!   than `P` adds `t_w`.
 //! * Under way on stage `s`, of `M` micro-batches: `min(M, P - s)` from forward to backward, as with 1F1B, and
 //!   `min(M, s + 1)` from backward to weights; `min(M, P)` in all, what 1F1B has on its first stage.
 

@@ -1,19 +1,19 @@
 //! ZB-V (Qi et al., Zero Bubble Pipeline Parallelism, 2023): two parts on a stage, the first down the stages and the
 //! second back up, and the gradients of weights apart.
 //!
-//! The first stage holds the first and the last part, so the way back begins where the memory is, and every stage
-//! has its first backward pass to run after as many forward passes. This is the paper's order by hand, which loses no
-//! time between a stage's first action and its last if all passes take the same time and there are `2 P - 1`
-//! micro-batches or more; with fewer, it is that order without those that are not there. For three stages and the
-//! first actions (`0`, `a`, `A`: first chunk, `0'`, `a'`, `A'`: second):
+//! The first stage holds the first and the last part, so every stage has its first backward pass to run after as many
+//! forward passes, and as much under way. This is the paper's order by hand; with less than `2 P - 1` micro-batches,
+//! without those that are not there. For three stages (`0`, `a`, `A`: first chunk, `0'`, `a'`, `A'`: second):
 //!
 //! ```text
-//! 0  1  2  3  4  0' a' A' 1' b' B' 2' c' C' 5  a  A  3' d' D' …
-//! .  0  1  2  0' 3  1' a' A' 2' b' B' 4  a  A  …
-//! .  .  0  0' 1  1' 2  2' a' A' 3  a  A  …
+//! 0 1 2 3 4 0'a'A'1'b'B'2'c'C'a A 3'd'D'b B 4'e'E'c C d D e E . .
+//! . 0 1 2 0'3 1'a'A'2'b'B'4 a A 3'c'C'b B 4'd'D'c e'd C e D E'E .
+//! . . 0 0'1 1'2 2'a'A'3 a A 3'b'B'4 b B 4'c'C'c d'd e'e C D'E'D E
 //! ```
 //!
-//! * Time lost: `(P - 1) t_f / 2` until the last stage begins, where `t_f` is of both chunks of a stage together.
+//! * Time lost, of `P` stages: `(P - 1) t_f / 2` (`t_f` of both chunks of a stage together), the way to the last
+//!   stage, if forward and backward take the same time, weights no longer, and there are `2 P - 1` micro-batches or
+//!   more. If all three take the same time, no stage waits between its first action and its last.
 //! * Under way on each stage: `2 P` chunks for a micro-batch at most, as much memory as 1F1B has on its first stage.
 
 use super::{Shape, Writer};

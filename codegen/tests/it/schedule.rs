@@ -5,9 +5,11 @@ use planc_codegen::schedule::{self, MAX_ACTIONS, Schedule, ScheduleError, Shape}
 use planc_ir::program::pipeline::{OrderFinding, Pipeline};
 use planc_ir::program::under_way::{clash, copies};
 use planc_ir::program::{Action, Pass, Place};
+use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 /// A schedule of a shape.
+#[derive(Debug)]
 struct Case {
     schedule: Schedule,
     shape: Shape,
@@ -199,8 +201,7 @@ fn copies_of_an_order_that_skips_are_the_window() {
     assert_eq!(copies(&order, 1, Pass::Forward, Pass::Backward), 1);
 }
 
-/// An action that is dropped, doubled, of another micro-batch or chunk, or moved before what it needs is found, and
-/// nothing else is said.
+/// An action that is dropped, doubled, or of a micro-batch that there is not is found, and nothing else is said.
 #[test]
 fn whatever_is_changed_is_found() {
     for mut case in cases().into_iter().filter(|c| c.shape.micro_batches <= 8) {
@@ -286,31 +287,100 @@ fn orders_that_never_end_are_found() {
     );
 }
 
-/// Of two neighbours in an order that trade places either nothing is wrong, and each still comes after what it
-/// needs, or something is found.
-#[test]
-fn neighbours_that_need_each_other_cannot_trade_places() {
-    for mut case in cases().into_iter().filter(|c| c.shape.micro_batches <= 12) {
-        for stage in 0..case.orders.len() {
-            for at in 1..case.orders[stage].len() {
-                let (first, second) = (case.orders[stage][at - 1], case.orders[stage][at]);
-                let needs = first.chunk == second.chunk
-                    && first.micro_batch == second.micro_batch
-                    && first.pass < second.pass;
-                case.orders[stage].swap(at - 1, at);
-                let findings = case.pipeline().check();
-                let early = OrderFinding::Early { stage, at: at - 1, action: second, needs: first };
-                if needs {
-                    assert!(findings.contains(&early), "{findings:?}");
+/// Whether all stages come to an end, by trying again and again what any of them is to run next.
+fn ends(case: &Case) -> bool {
+    let passes = case.schedule.passes();
+    let part_of = |stage: usize, chunk| {
+        let place = Place { stage: stage as u32, chunk };
+        case.places.iter().position(|p| *p == place).expect("every chunk of an order is a part")
+    };
+    let mut done = BTreeSet::new();
+    let mut left: Vec<&[Action]> = case.orders.iter().map(Vec::as_slice).collect();
+    loop {
+        let before = done.len();
+        for (stage, left) in left.iter_mut().enumerate() {
+            while let Some((action, rest)) = left.split_first() {
+                let (part, m) = (part_of(stage, action.chunk), action.micro_batch);
+                let ready = match action.pass {
+                    Pass::Forward => part == 0 || done.contains(&(part - 1, Pass::Forward, m)),
+                    Pass::Backward => {
+                        done.contains(&(part, Pass::Forward, m))
+                            && (part + 1 == case.places.len()
+                                || done.contains(&(part + 1, Pass::Backward, m)))
+                    }
+                    Pass::Weights => done.contains(&(part, Pass::Backward, m)),
+                };
+                if !ready {
+                    break;
                 }
-                case.orders[stage].swap(at - 1, at);
+                assert!(passes.contains(&action.pass));
+                done.insert((part, action.pass, m));
+                *left = rest;
             }
+        }
+        if done.len() == before {
+            return left.iter().all(|left| left.is_empty());
         }
     }
 }
 
+/// Whatever two neighbours trade places, the checker says what trying says; both come out often.
 #[test]
-fn places_are_checked() {
+fn neighbours_that_trade_places_are_judged_rightly() {
+    let (mut fine, mut wrong) = (0, 0);
+    for mut case in cases().into_iter().filter(|c| c.shape.micro_batches <= 6) {
+        for stage in 0..case.orders.len() {
+            for at in 1..case.orders[stage].len() {
+                let (first, second) = (case.orders[stage][at - 1], case.orders[stage][at]);
+                case.orders[stage].swap(at - 1, at);
+                let findings = case.pipeline().check();
+                assert_eq!(findings.is_empty(), ends(&case), "{findings:?}");
+                let same = (first.chunk, first.micro_batch) == (second.chunk, second.micro_batch);
+                if same && first.pass < second.pass {
+                    let needs = first;
+                    let early = OrderFinding::Early { stage, at: at - 1, action: second, needs };
+                    assert!(findings.contains(&early), "{findings:?}");
+                }
+                *(if findings.is_empty() { &mut fine } else { &mut wrong }) += 1;
+                case.orders[stage].swap(at - 1, at);
+            }
+        }
+    }
+    assert!(fine > 1000 && wrong > 1000, "{fine} fine, {wrong} wrong");
+}
+
+/// A schedule of a few stages.
+fn any_case() -> impl Strategy<Value = Case> {
+    let schedules = proptest::sample::select(Schedule::ALL.to_vec());
+    (schedules, 1..5_u32, 1..5_u32).prop_map(|(schedule, stages, groups)| {
+        let (chunks, micro_batches) = match schedule {
+            Schedule::Interleaved => (3, groups * stages),
+            Schedule::ZeroBubbleV => (2, groups),
+            _ => (1, groups),
+        };
+        Case::new(schedule, Shape { stages, chunks, micro_batches })
+            .expect("the shape is the schedule's")
+    })
+}
+
+proptest! {
+    #[test]
+    fn actions_that_trade_places_are_judged_rightly(
+        mut case in any_case(),
+        swaps in proptest::collection::vec(any::<[proptest::sample::Index; 3]>(), 1..4),
+    ) {
+        for [stage, one, other] in swaps {
+            let order = stage.get_mut(&mut case.orders);
+            let (one, other) = (one.index(order.len()), other.index(order.len()));
+            order.swap(one, other);
+        }
+        let findings = case.pipeline().check();
+        prop_assert_eq!(findings.is_empty(), ends(&case), "{:?}", findings);
+    }
+}
+
+#[test]
+fn places_and_passes_are_checked() {
     let orders = [vec![], vec![]];
     let check = |places: &[Place]| {
         Pipeline { places, passes: &[Pass::Forward], micro_batches: u32::MAX, orders: &orders }
@@ -334,6 +404,9 @@ fn places_are_checked() {
         }]
     );
     assert_eq!(check(&[]), []);
+    let passes = [Pass::Forward, Pass::Backward, Pass::Forward];
+    let twice = Pipeline { places: &[], passes: &passes, micro_batches: 1, orders: &orders };
+    assert_eq!(twice.check(), [OrderFinding::SamePass { pass: Pass::Forward }]);
 }
 
 #[test]

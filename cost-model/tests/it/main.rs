@@ -4,6 +4,7 @@
 
 mod clusters;
 mod fit;
+mod pipeline;
 mod properties;
 mod simulation;
 mod steps;

@@ -56,6 +56,8 @@ pub enum OrderFinding {
     NoStage { part: usize, stage: u32, stages: usize },
     #[error("parts {first} and {second} are both chunk {chunk} of stage {stage}", chunk = place.chunk, stage = place.stage)]
     SamePlace { first: usize, second: usize, place: Place },
+    #[error("the {pass} pass is listed twice")]
+    SamePass { pass: Pass },
     #[error("stage {stage}, action {at}: {action} is not a thing that it has to run")]
     Unknown { stage: usize, at: usize, action: Action },
     #[error("stage {stage}, action {at}: {action} has run before")]
@@ -87,10 +89,13 @@ impl Pipeline<'_> {
         Walk::new(self, &parts).run()
     }
 
-    /// The part at each place.
+    /// The part at each place, where places and passes are without fault.
     fn parts(&self) -> Result<BTreeMap<Place, usize>, Vec<OrderFinding>> {
         let mut parts = BTreeMap::new();
         let mut findings = Vec::new();
+        let mut passes = BTreeSet::new();
+        let again = self.passes.iter().filter(|pass| !passes.insert(**pass));
+        findings.extend(again.map(|&pass| OrderFinding::SamePass { pass }));
         for (part, &place) in self.places.iter().enumerate() {
             if place.stage as usize >= self.orders.len() {
                 let (stage, stages) = (place.stage, self.orders.len());
@@ -107,33 +112,36 @@ impl Pipeline<'_> {
     /// Whether each stage has each action that it is to run once, and no other.
     fn complete(&self, parts: &BTreeMap<Place, usize>) -> Vec<OrderFinding> {
         let mut findings = Vec::new();
-        let passes =
-            |&place: &Place| self.passes.iter().map(move |&pass| ((place, pass), Vec::new()));
-        let mut runs: BTreeMap<(Place, Pass), Vec<u32>> = parts.keys().flat_map(passes).collect();
+        let passes = |&place: &Place| self.passes.iter().map(move |&pass| ((place, pass), vec![]));
+        let mut runs: BTreeMap<(Place, Pass), Vec<(u32, usize)>> =
+            parts.keys().flat_map(passes).collect();
         for (stage, order) in self.orders.iter().enumerate() {
-            let mut seen = BTreeSet::new();
             for (at, &action) in order.iter().enumerate() {
                 let place = Place { stage: stage as u32, chunk: action.chunk };
                 match runs.get_mut(&(place, action.pass)) {
                     Some(run) if action.micro_batch < self.micro_batches => {
-                        if seen.insert(action) {
-                            run.push(action.micro_batch);
-                        } else {
-                            findings.push(OrderFinding::Repeated { stage, at, action });
-                        }
+                        run.push((action.micro_batch, at));
                     }
                     _ => findings.push(OrderFinding::Unknown { stage, at, action }),
                 }
             }
         }
         for ((place, pass), mut run) in runs {
+            let stage = place.stage as usize;
+            let action = |micro_batch| Action::new(pass, place.chunk, micro_batch);
             run.sort_unstable();
+            let again = run.windows(2).filter(|pair| pair[0].0 == pair[1].0).map(|pair| pair[1]);
+            findings.extend(again.map(|(micro_batch, at)| OrderFinding::Repeated {
+                stage,
+                at,
+                action: action(micro_batch),
+            }));
+            run.dedup_by_key(|(micro_batch, _)| *micro_batch);
             let count = self.micro_batches - run.len() as u32;
             if count > 0 {
-                let gap = (0..).zip(&run).find(|(i, m)| i != *m);
-                let micro_batch = gap.map_or(run.len() as u32, |(i, _)| i);
-                let first = Action::new(pass, place.chunk, micro_batch);
-                findings.push(OrderFinding::Missing { stage: place.stage as usize, first, count });
+                let in_place = (0..).zip(&run).take_while(|(i, (micro_batch, _))| i == micro_batch);
+                let first = action(in_place.count() as u32);
+                findings.push(OrderFinding::Missing { stage, first, count });
             }
         }
         findings
