@@ -62,6 +62,8 @@ pub struct CompiledStage {
     pub graph: Graph,
     /// The search's result.
     pub search: SearchResult,
+    /// The chunk of each node; empty where there is one.
+    pub chunk_of: Vec<u32>,
 }
 
 /// A training step that was planned.
@@ -96,7 +98,7 @@ pub fn compile(
         let plan = context.plan(&graph, &search, None)?;
         Ok((search, plan))
     })?;
-    let stages = vec![CompiledStage { graph, search }];
+    let stages = vec![CompiledStage { graph, search, chunk_of: Vec::new() }];
     Ok(Compiled { plan, raised, stages, step: None })
 }
 
@@ -149,7 +151,8 @@ pub fn compile_step(
         let planned = train::policy::plan(&step.graph, cost, options, asked, progress)?;
         let training = training(&step, train, &planned, limit_bytes)?;
         let plan = context.plan(&planned.graph, &planned.search, Some(training))?;
-        let stage = CompiledStage { graph: planned.graph, search: planned.search };
+        let (graph, search, chunk_of) = (planned.graph, planned.search, Vec::new());
+        let stage = CompiledStage { graph, search, chunk_of };
         Ok((plan, vec![stage], vec![planned.recompute]))
     })?;
     let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };

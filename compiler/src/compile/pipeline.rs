@@ -58,6 +58,7 @@ pub(super) fn compile(
     let stage = |s: crate::stages::PlannedStage| CompiledStage {
         graph: s.planned.graph,
         search: s.planned.search,
+        chunk_of: s.chunk_of,
     };
     Ok(Pipelined { plan, stages: planned.stages.into_iter().map(stage).collect(), recompute })
 }
@@ -117,30 +118,19 @@ fn merits(
         weight_bytes,
         activation_bytes: arena_bytes.saturating_sub(weight_bytes),
     };
-    let searches = || planned.stages.iter().map(|s| &s.planned.search);
-    let bound_us = searches().map(|s| s.certificate.bound_us).fold(0.0, f64::max);
-    let bound_us = bound_us.min(simulation.total_us);
-    let mut certificate = searches().next().map_or_else(none, |s| s.certificate.clone());
-    certificate.objective_us = simulation.total_us;
-    certificate.evaluated_us = simulation.total_us;
-    certificate.bound_us = bound_us;
-    certificate.gap = relative_gap(simulation.total_us, bound_us);
-    certificate.status = "stages as they are cut".to_string();
-    certificate.space.insert("stages".to_string(), planned.stages.len() as u64);
-    Ok(Merits { predicted, baselines: Vec::new(), certificate })
-}
-
-fn none() -> Certificate {
-    Certificate {
-        objective_us: 0.0,
-        bound_us: 0.0,
-        gap: 0.0,
-        status: String::new(),
-        solver: String::new(),
+    // Of other cuts nothing is proven.
+    let (objective_us, bound_us) = (simulation.total_us, 0.0);
+    let certificate = Certificate {
+        objective_us,
+        bound_us,
+        gap: relative_gap(objective_us, bound_us),
+        status: "not proven".to_string(),
+        solver: "stages one by one".to_string(),
         limits: BTreeMap::new(),
-        evaluated_us: 0.0,
-        space: BTreeMap::new(),
-    }
+        evaluated_us: objective_us,
+        space: [("stages".to_string(), planned.stages.len() as u64)].into(),
+    };
+    Ok(Merits { predicted, baselines: Vec::new(), certificate })
 }
 
 /// What the plan says of the step.

@@ -69,7 +69,7 @@ pub fn plan_report(cost: &CostModel, compiled: &Compiled, all_rows: bool) -> Str
         let mesh = &compiled.stages[stage].search.strategy.mesh;
         let _ = writeln!(out, "{heading:<12}{mesh}");
         let _ = writeln!(out);
-        let CompiledStage { graph, search } = &compiled.stages[stage];
+        let CompiledStage { graph, search, .. } = &compiled.stages[stage];
         let program = &plan.stages[stage].program;
         out.push_str(&layers::table(graph, &search.strategy, program, cost, rows));
     }

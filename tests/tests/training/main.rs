@@ -6,6 +6,7 @@ mod dropout;
 mod experts;
 mod gradients;
 mod memory;
+mod pipelines;
 mod plans;
 mod resume;
 mod support;

@@ -8,7 +8,7 @@ use planc::search::SearchOptions;
 use planc::train::policy::Asked;
 use planc::train::{Precision, Recompute, TrainOptions};
 use planc_cost_model::CostModel;
-use planc_ir::onnx::{ImportOptions, import};
+use planc_ir::onnx::import;
 use planc_ir::sharding::Mesh;
 use planc_models::{Config, Size, build, write};
 use planc_tests::cost_model;
@@ -26,8 +26,8 @@ fn compiled(batch: u64, mesh: Option<Mesh>, cost: &CostModel) -> Compiled {
     let path = folder.path().join("gpt-1.3b.onnx");
     write(&build("gpt", &config).expect("builds"), &path).expect("written");
     let bind = [("batch".to_string(), batch)].into();
-    let model = import(&path, &ImportOptions { bind, training: true }).expect("imports");
     let options = TrainOptions { precision: Precision::Bf16, ..TrainOptions::default() };
+    let model = import(&path, &options.import(bind)).expect("imports");
     let search = SearchOptions { mesh, ..SearchOptions::default() };
     compile_step(&model, "gpt-1.3b.onnx", cost, &search, &options, Asked::default(), &|_| ())
         .expect("a plan")

@@ -1,12 +1,12 @@
 //! Models and steps as the tests need them.
 
-use planc::compile::{Compiled, compile_step};
-use planc::emit;
+use planc::compile::{CompiledStage, compile_step};
 use planc::rewrite::raise;
 use planc::search::SearchOptions;
 use planc::search::baselines::baselines;
 use planc::search::blocks::Blocks;
 use planc::search::space::Space;
+use planc::stages::Pipelining;
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
 use planc_cost_model::CostModel;
@@ -57,26 +57,62 @@ pub fn planned(
     let only = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
     let compiled = compile_step(&model, &file, &cost, &only, options, asked, &|_| ())
         .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let plan = match how {
-        How::Searched => compiled.plan,
-        How::Baseline(name) => {
-            let Compiled { plan, graph, mut search, .. } = compiled;
-            let gather_again = search.strategy.gather_again;
-            search.strategy = baseline(&graph, mesh, &cost, name);
-            search.strategy.gather_again = gather_again;
-            let program = planc_codegen::partition(&graph, &search.strategy, &cost);
-            let program = program.expect("it is partitioned");
-            emit::plan(&model, &graph, &file, &cost, &search, program, plan.training)
-                .expect("it is written down")
-        }
-    };
+    let mut plan = compiled.plan;
+    if let How::Baseline(name) = how {
+        let CompiledStage { graph, search, .. } = &compiled.stages[0];
+        let mut strategy = baseline(graph, mesh, &cost, name);
+        strategy.gather_again = search.strategy.gather_again;
+        let program = planc_codegen::partition(graph, &strategy, &cost);
+        plan.stages[0].program = program.expect("it is partitioned");
+    }
+    read_back(&plan)
+}
+
+fn read_back(plan: &Plan) -> Plan {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path().join("step.plan.json");
     plan.save(&at).expect("the plan is written");
     Plan::load(&at).expect("the plan reads back")
 }
 
-fn baseline(graph: &Graph, mesh: &Mesh, cost: &CostModel, name: &str) -> Strategy {
+/// A plan of a pipeline, each of whose stages has this mesh, as it reads back from its file.
+pub fn pipelined(
+    path: &Path,
+    inputs: &BTreeMap<String, Tensor>,
+    options: &TrainOptions,
+    kind: Pipelining,
+    mesh: &Mesh,
+    how: How,
+) -> Plan {
+    let model = imported(path, inputs, options);
+    let file = path.file_name().expect("a name").to_string_lossy().into_owned();
+    let cost = cost_model("H100", kind.stages * mesh.ranks());
+    let search = SearchOptions {
+        mesh: Some(mesh.clone()),
+        pipeline: Some(kind),
+        ..SearchOptions::default()
+    };
+    let asked = Asked::default();
+    let compiled = compile_step(&model, &file, &cost, &search, options, asked, &|_| ())
+        .unwrap_or_else(|e| panic!("{}, {kind:?}: {e}", path.display()));
+    let mut plan = compiled.plan;
+    for (stage, compiled) in plan.stages.iter_mut().zip(&compiled.stages) {
+        let found = planc_ir::verify::verify(&compiled.graph);
+        assert!(found.is_empty(), "{kind:?}: {:?}", &found[..found.len().min(3)]);
+        if let How::Baseline(name) = how {
+            let mut strategy = baseline(&compiled.graph, mesh, &cost, name);
+            strategy.gather_again = compiled.search.strategy.gather_again;
+            let order = &stage.program.order;
+            let (graph, chunks) = (&compiled.graph, &compiled.chunk_of);
+            let program = planc_codegen::stage(graph, &strategy, &cost, chunks, order);
+            stage.program = program.expect("it is partitioned");
+        }
+    }
+    read_back(&plan)
+}
+
+/// The strategy of a baseline, by its name.
+pub fn baseline(graph: &Graph, mesh: &Mesh, cost: &CostModel, name: &str) -> Strategy {
     let blocks = Blocks::find(graph);
     let space = Space::new(graph, mesh, &blocks, cost);
     let found = baselines(graph).into_iter().find(|b| b.name() == name);
