@@ -194,7 +194,7 @@ impl<'a> Walk<'a> {
             ValueDef::Node { node, .. } => {
                 let describes = matches!(self.graph.node(*node).op.lower(), Kernel::Copy);
                 let from = node.index() + usize::from(describes);
-                self.keep(from, last.max(node.index()), bytes);
+                self.keep(from, last.max(node.index()), bytes, self.under_way());
             }
         }
         Ok(())
@@ -236,10 +236,15 @@ impl<'a> Walk<'a> {
         } else {
             readers.iter().map(|r| r.0).max().unwrap_or(end)
         };
+        // Forms of weights are the same for every micro-batch.
+        let copies = match self.graph.value(v).def {
+            ValueDef::Weight(_) | ValueDef::Constant(_) => 1,
+            _ => self.under_way(),
+        };
         for path in &paths {
             let bytes =
                 path.shardings.iter().map(|s| self.bytes(ty, s)).fold(0, u64::saturating_add);
-            self.keep(first, last, bytes);
+            self.keep(first, last, bytes, copies);
         }
         Ok(())
     }
@@ -248,14 +253,14 @@ impl<'a> Walk<'a> {
         self.graph.under_way.into()
     }
 
-    /// Holds what is made for one micro-batch: throughout and for all that are under way, if one phase makes it
-    /// and another reads it.
-    fn keep(&mut self, from: usize, to: usize, bytes: u64) {
+    /// Holds what is made for one micro-batch: throughout and in several copies, if one phase makes it and another
+    /// reads it, and several micro-batches are under way.
+    fn keep(&mut self, from: usize, to: usize, bytes: u64, copies: u64) {
         let is_kept = self.under_way() > 1
             && self.phase(from) == Phase::Forward
             && self.phase(to) == Phase::Backward;
         if is_kept {
-            self.hold(0, self.graph.nodes.len(), bytes.saturating_mul(self.under_way()));
+            self.hold(0, self.graph.nodes.len(), bytes.saturating_mul(copies));
         } else {
             self.hold(from, to, bytes);
         }

@@ -85,7 +85,7 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
             let last = readers.map(|(_, last)| last).max();
             let (from, to) = lifetime(space, group.maker, v, last);
             let is_input = group.maker == Maker::Loaded(Source::Input);
-            let (from, to, copies) = kept(graph, from, to, is_input);
+            let (from, to, copies) = kept(graph, from, to, graph.under_way, is_input);
             for point in homes.iter_mut().take(to + 1).skip(from) {
                 *point.entry(g).or_default() += copies;
             }
@@ -93,7 +93,11 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
                 let (Some(&form), Some((first, last))) = (form_of.get(&(g, section)), span) else {
                     continue;
                 };
-                let (first, last, copies) = kept(graph, first, last, false);
+                let copies = match group.maker {
+                    Maker::Loaded(Source::Weight | Source::Constant) => 1,
+                    _ => graph.under_way,
+                };
+                let (first, last, copies) = kept(graph, first, last, copies, false);
                 for point in &mut forms[first..=last] {
                     *point.entry(form).or_default() += copies;
                 }
@@ -108,12 +112,18 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
 }
 
 /// From when to when something that is used in between is held, and how often: see [`Graph::under_way`].
-fn kept(graph: &Graph, from: usize, to: usize, is_input: bool) -> (usize, usize, u64) {
+fn kept(
+    graph: &Graph,
+    from: usize,
+    to: usize,
+    copies: u32,
+    is_input: bool,
+) -> (usize, usize, u64) {
     let end = graph.nodes.len();
     let phase = |at: usize| graph.nodes.get(at).or(graph.nodes.last()).map(|n| n.phase);
     let crosses = phase(from) == Some(Phase::Forward) && phase(to) == Some(Phase::Backward);
     if graph.under_way > 1 && (crosses || is_input) {
-        (0, end, graph.under_way.into())
+        (0, end, copies.into())
     } else {
         (from, to, 1)
     }
