@@ -116,7 +116,6 @@ pub(crate) fn instructions(
     }
     if p.at.phase != Phase::Update {
         p.end_micro_batch()?;
-        p.at.phase = Phase::Update;
     }
     for &v in &graph.outputs {
         let buffer = p.finished(v)?;

@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         cost.check_mesh(mesh)?;
     }
     let limits = Limits { relative_gap: args.gap, ..Limits::default() };
-    let pipeline = args.training.pipelining();
+    let pipeline = args.training.pipelines();
     let mesh = args.mesh.clone();
     let options = SearchOptions { mesh, limits, pipeline, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();

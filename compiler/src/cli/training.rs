@@ -1,6 +1,6 @@
 //! The arguments that say what a training step is.
 
-use planc::stages::Pipelining;
+use planc::stages::{Pipelines, Pipelining};
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, Precision, Recompute, TrainOptions};
 use planc_codegen::Schedule;
@@ -51,9 +51,9 @@ pub struct TrainingArgs {
     /// What is computed again in the backward phase rather than kept; the default is what is best.
     #[arg(long, value_enum, requires = "train")]
     recompute: Option<Again>,
-    /// Cut the step into a pipeline of so many stages.
-    #[arg(long, value_name = "STAGES", requires = "train")]
-    pipeline: Option<u32>,
+    /// Cut the step into a pipeline of so many stages, or of as many as are best (1 may be).
+    #[arg(long, value_name = "STAGES|best", value_parser = parse_stages, requires = "train")]
+    pipeline: Option<Stages>,
     /// What the stages run when: gpipe, 1f1b, interleaved, zb-h1 or zb-v.
     #[arg(long, value_name = "NAME", default_value = "1f1b", requires = "pipeline")]
     schedule: Schedule,
@@ -91,6 +91,21 @@ enum Again {
     Cheap,
     /// Everything within the repeated blocks.
     Blocks,
+}
+
+/// How many stages.
+#[derive(Clone, Copy, Debug)]
+enum Stages {
+    Number(u32),
+    Best,
+}
+
+fn parse_stages(text: &str) -> Result<Stages, String> {
+    match (text, text.parse()) {
+        ("best", _) => Ok(Stages::Best),
+        (_, Ok(stages)) if stages > 0 => Ok(Stages::Number(stages)),
+        _ => Err("expected a number of stages, or best".to_string()),
+    }
 }
 
 fn parse_loss(text: &str) -> Result<Loss, String> {
@@ -148,13 +163,16 @@ impl TrainingArgs {
     }
 
     /// The pipeline that is asked for.
-    pub fn pipelining(&self) -> Option<Pipelining> {
+    pub fn pipelines(&self) -> Option<Pipelines> {
         let least = match self.schedule {
             Schedule::Interleaved | Schedule::ZeroBubbleV => 2,
             _ => 1,
         };
         let (schedule, chunks) = (self.schedule, self.chunks.unwrap_or(least));
-        self.pipeline.map(|stages| Pipelining { stages, schedule, chunks })
+        self.pipeline.map(|stages| match stages {
+            Stages::Best => Pipelines::Best,
+            Stages::Number(stages) => Pipelines::Of(Pipelining { stages, schedule, chunks }),
+        })
     }
 
     /// What is settled of how the step is carried out.

@@ -6,8 +6,8 @@ use crate::emit::{self, EmitError, Merits, StageParts};
 use crate::report::units;
 use crate::rewrite::{self, Raised};
 use crate::search::{self, SearchError, SearchOptions, SearchResult};
-use crate::stages::StageError;
-use crate::train::policy::{Asked, Planned};
+use crate::stages::{Pipelines, Planner, StageError};
+use crate::train::policy::{self, Asked};
 use crate::train::{self, Recompute, Settings, TrainError, TrainOptions};
 use planc_codegen::{BUCKET_BYTES, CodegenError};
 use planc_cost_model::CostModel;
@@ -142,21 +142,41 @@ pub fn compile_step(
     let raised = rewrite::raise(&model.graph);
     progress("differentiating");
     let step = train::step(&raised.graph, train)?;
-    let (plan, stages, recompute) = within_memory(cost, options, |options, limit_bytes| {
-        let context = Context { model, file, cost, options, limit_bytes, progress };
-        if let Some(kind) = options.pipeline {
-            let found = pipeline::compile(&context, &step, train, asked, kind)?;
-            return Ok((found.plan, found.stages, found.recompute));
+    let limit_bytes = options.memory_bytes.unwrap_or_else(|| cost.memory_bytes());
+    let context = Context { model, file, cost, options, limit_bytes, progress };
+    let flat = || {
+        within_memory(cost, options, |options, limit_bytes| {
+            Context { options, limit_bytes, ..context }.flat(&step, train, asked)
+        })
+    };
+    let planned = match options.pipeline {
+        None => flat()?,
+        Some(Pipelines::Of(kind)) => within_memory(cost, options, |options, limit_bytes| {
+            let mut planner = Planner::new(&step.graph, cost, options, asked, progress);
+            let context = Context { options, limit_bytes, ..context };
+            pipeline::compile(&context, &step, train, &mut planner, kind)
+        })?,
+        Some(Pipelines::Best) => {
+            let flat = flat();
+            let mut planner = Planner::new(&step.graph, cost, options, asked, progress);
+            let known = flat.as_ref().ok().map(|f| &f.plan);
+            match pipeline::best(&context, &step, train, &mut planner, known)? {
+                Some(found) => found,
+                None => flat?,
+            }
         }
-        let planned = train::policy::plan(&step.graph, cost, options, asked, progress)?;
-        let training = training(&step, train, &planned, limit_bytes)?;
-        let plan = context.plan(&planned.graph, &planned.search, Some(training))?;
-        let (graph, search, chunk_of) = (planned.graph, planned.search, Vec::new());
-        let stage = CompiledStage { graph, search, chunk_of };
-        Ok((plan, vec![stage], vec![planned.recompute]))
-    })?;
+    };
+    let Planned { plan, stages, recompute } = planned;
     let trained = Trained { parameters: step.parameters, untrained: step.untrained, recompute };
     Ok(Compiled { plan, raised, stages, step: Some(trained) })
+}
+
+/// A planned training step.
+struct Planned {
+    plan: Plan,
+    stages: Vec<CompiledStage>,
+    /// What each stage recomputes.
+    recompute: Vec<Recompute>,
 }
 
 /// What all of a plan is made with.
@@ -175,7 +195,7 @@ struct Context<'a> {
 fn training(
     step: &train::Step,
     train: &TrainOptions,
-    planned: &Planned,
+    planned: &policy::Planned,
     limit_bytes: u64,
 ) -> Result<Training, CompileError> {
     let mut training = step.training.clone();
@@ -199,6 +219,22 @@ fn training(
 }
 
 impl Context<'_> {
+    /// Plans a training step without a pipeline.
+    fn flat(
+        &self,
+        step: &train::Step,
+        train: &TrainOptions,
+        asked: Asked,
+    ) -> Result<Planned, CompileError> {
+        let Self { cost, options, limit_bytes, progress, .. } = *self;
+        let planned = policy::plan(&step.graph, cost, options, asked, progress)?;
+        let training = training(step, train, &planned, limit_bytes)?;
+        let plan = self.plan(&planned.graph, &planned.search, Some(training))?;
+        let policy::Planned { graph, search, recompute, .. } = planned;
+        let stages = vec![CompiledStage { graph, search, chunk_of: Vec::new() }];
+        Ok(Planned { plan, stages, recompute: vec![recompute] })
+    }
+
     /// The plan that carries a strategy out, without a pipeline.
     fn plan(
         &self,

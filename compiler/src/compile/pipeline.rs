@@ -1,37 +1,30 @@
 //! The plan of a pipeline.
 
-use super::{CompileError, CompiledStage, Context, checked, overlapped};
+use super::{CompileError, CompiledStage, Context, Planned, checked, overlapped};
 use crate::emit::{self, EmitError, Merits, StageParts};
+use crate::search::SearchError;
 use crate::search::solver::relative_gap;
-use crate::stages::plan::{plan_stages, times};
-use crate::stages::{Pipelining, PlannedPipeline};
-use crate::train::policy::Asked;
+use crate::stages::plan::times;
+use crate::stages::{Pipelining, PlannedPipeline, PlannedStage, Planner, StageError};
 use crate::train::{Recompute, Settings, Step, TrainOptions};
-use planc_codegen::MemoryReport;
+use planc_codegen::{MemoryReport, Schedule};
 use planc_cost_model::pipeline::{PipelineSimulation, simulate};
 use planc_cost_model::simulate::simulate_instrs;
-use planc_ir::plan::{Certificate, Plan, Prediction, Training, pipeline};
+use planc_ir::plan::{Baseline, Certificate, Plan, Prediction, Training, pipeline};
 use planc_ir::program::pipeline::Pipeline;
 use planc_ir::program::{Action, Pass, Program};
 use std::collections::BTreeMap;
 
-/// A pipeline, its plan, and what each stage recomputes.
-pub(super) struct Pipelined {
-    pub(super) plan: Plan,
-    pub(super) stages: Vec<CompiledStage>,
-    pub(super) recompute: Vec<Recompute>,
-}
-
-/// Plans a training step as a pipeline.
+/// Plans a training step as a pipeline of one kind.
 pub(super) fn compile(
     context: &Context<'_>,
     step: &Step,
     train: &TrainOptions,
-    asked: Asked,
+    planner: &mut Planner<'_>,
     kind: Pipelining,
-) -> Result<Pipelined, CompileError> {
-    let Context { model, file, cost, options, limit_bytes, progress } = *context;
-    let planned = plan_stages(&step.graph, cost, options, asked, kind, progress)?;
+) -> Result<Planned, CompileError> {
+    let Context { model, file, cost, limit_bytes, progress, .. } = *context;
+    let planned = planner.plan(kind)?;
     progress("partitioning");
     let mut programs = Vec::with_capacity(planned.stages.len());
     for stage in &planned.stages {
@@ -55,12 +48,81 @@ pub(super) fn compile(
         return Err(CompileError::Unverified(findings.iter().map(ToString::to_string).collect()));
     }
     let recompute = planned.stages.iter().map(|s| s.planned.recompute).collect();
-    let stage = |s: crate::stages::PlannedStage| CompiledStage {
+    let stage = |s: PlannedStage| CompiledStage {
         graph: s.planned.graph,
         search: s.planned.search,
         chunk_of: s.chunk_of,
     };
-    Ok(Pipelined { plan, stages: planned.stages.into_iter().map(stage).collect(), recompute })
+    Ok(Planned { plan, stages: planned.stages.into_iter().map(stage).collect(), recompute })
+}
+
+/// Plans a training step as the quickest pipeline, if one is quicker than the plan that is known.
+pub(super) fn best(
+    context: &Context<'_>,
+    step: &Step,
+    train: &TrainOptions,
+    planner: &mut Planner<'_>,
+    known: Option<&Plan>,
+) -> Result<Option<Planned>, CompileError> {
+    let mut best: Option<Planned> = None;
+    let mut least_us = known.map_or(f64::INFINITY, |p| p.predicted.total_us);
+    let devices = context.cost.device_count();
+    let of_mesh = |stages: &u32| {
+        let mesh = context.options.mesh.as_ref();
+        mesh.is_none_or(|mesh| u64::from(*stages) * u64::from(mesh.ranks()) == u64::from(devices))
+    };
+    for stages in (2..=devices).filter(of_mesh) {
+        match planner.bound_us(stages) {
+            Ok(bound_us) if bound_us < least_us => {}
+            Ok(_) | Err(StageError::Devices { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        for (schedule, chunks) in KINDS {
+            let kind = Pipelining { stages, schedule, chunks };
+            match compile(context, step, train, planner, kind) {
+                Ok(found) if found.plan.predicted.total_us < least_us => {
+                    least_us = found.plan.predicted.total_us;
+                    best = Some(found);
+                }
+                Ok(_) => {}
+                Err(error) if is_no_such_pipeline(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    // What it is better than stands beside it.
+    if let (Some(best), Some(known)) = (&mut best, known) {
+        best.plan.baselines.clone_from(&known.baselines);
+        best.plan.baselines.push(Baseline {
+            name: "without a pipeline".to_string(),
+            mesh: known.stages.first().map_or_else(String::new, |s| s.program.mesh.to_string()),
+            total_us: known.predicted.total_us,
+            memory_bytes: known.predicted.memory_bytes,
+            fits: true,
+        });
+    }
+    Ok(best)
+}
+
+/// The schedules to choose from, with the parts on a stage. GPipe is never quicker than the second and keeps more.
+const KINDS: [(Schedule, u32); 4] = [
+    (Schedule::ZeroBubble, 1),
+    (Schedule::OneFOneB, 1),
+    (Schedule::ZeroBubbleV, 2),
+    (Schedule::Interleaved, 2),
+];
+
+/// Whether an error says that a kind of pipeline does not suit the model, the cluster or its memory.
+const fn is_no_such_pipeline(error: &CompileError) -> bool {
+    matches!(
+        error,
+        CompileError::Arena { .. }
+            | CompileError::Stage(
+                StageError::Schedule(_)
+                    | StageError::Parts { .. }
+                    | StageError::Search(SearchError::NothingFits { .. } | SearchError::Stopped)
+            )
+    )
 }
 
 /// The pipeline as its programs run it.
@@ -93,7 +155,7 @@ fn simulated(
         micro_batches: programs.first().and_then(|p| p.micro_batches).map_or(1, |m| m.count),
         orders: &orders,
     };
-    simulate(&pipeline, &times).map_err(|e| crate::stages::StageError::Order(e).into())
+    simulate(&pipeline, &times).map_err(|e| StageError::Order(e).into())
 }
 
 /// What the pipeline takes: in time that of the whole, apart from that the figures of its busiest and its fullest

@@ -15,7 +15,7 @@ mod sums;
 
 pub use cut::{StageGraph, Stages};
 pub use error::StageError;
-pub use plan::{Pipelining, PlannedPipeline, PlannedStage, plan_stages};
+pub use plan::{Pipelines, Pipelining, PlannedPipeline, PlannedStage, Planner};
 
 use planc_ir::Graph;
 

@@ -11,8 +11,9 @@ use super::devices::OnDevices;
 use super::error::StageError;
 use super::{assign, stages};
 use crate::search::evaluate::kernel_us;
-use crate::search::{SearchOptions, search};
+use crate::search::{SearchOptions, SearchResult, search};
 use crate::train::policy::{Asked, Planned, plan};
+use crate::train::recompute::{Recompute, recompute};
 use crate::train::settings::PipelineSettings;
 use planc_codegen::{Schedule, Shape, schedule};
 use planc_cost_model::CostModel;
@@ -24,6 +25,7 @@ use planc_ir::program::under_way::copies;
 use planc_ir::program::{Action, Pass, Place};
 use planc_ir::sharding::{AxisId, Mesh, Strategy};
 use planc_ir::{Graph, Phase, TensorType};
+use std::collections::BTreeMap;
 
 /// A kind of pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,15 @@ pub struct Pipelining {
     pub schedule: Schedule,
     /// Number of parts on each stage.
     pub chunks: u32,
+}
+
+/// Which pipelines are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pipelines {
+    /// One of this kind.
+    Of(Pipelining),
+    /// The quickest, if any is quicker than none.
+    Best,
 }
 
 /// A stage with its strategy.
@@ -75,69 +86,123 @@ impl PlannedPipeline {
     }
 }
 
-/// The best strategies for the stages of a pipeline of this kind.
-///
-/// # Errors
-/// If there is no such pipeline, or a stage does not fit.
-pub fn plan_stages(
-    step: &Graph,
-    cost: &CostModel,
-    options: &SearchOptions,
+/// Finds the best strategies for the stages of pipelines of a step, and keeps what serves for several.
+pub struct Planner<'a> {
+    step: &'a Graph,
+    cost: &'a CostModel,
+    options: &'a SearchOptions,
     asked: Asked,
-    kind: Pipelining,
-    progress: &dyn Fn(&str),
-) -> Result<PlannedPipeline, StageError> {
-    let devices = cost.device_count();
-    if kind.stages == 0 || !devices.is_multiple_of(kind.stages) {
-        return Err(StageError::Devices { devices, stages: kind.stages });
-    }
-    let is_training = step.nodes.iter().any(|n| n.phase == Phase::Backward);
-    if is_training && !kind.schedule.passes().contains(&Pass::Backward) {
-        return Err(StageError::Inference { schedule: kind.schedule.name() });
-    }
-    let shape =
-        Shape { stages: kind.stages, chunks: kind.chunks, micro_batches: step.micro_batches };
-    let places = schedule::placement(kind.schedule, shape)?;
-    let orders = schedule::order(kind.schedule, shape)?;
-    let on = OnDevices { cost, devices: devices / kind.stages };
+    progress: &'a dyn Fn(&str),
+    /// By number of devices, the quickest strategy of the whole, memory aside.
+    whole: BTreeMap<u32, SearchResult>,
+    /// Stages that were searched, without names, and what was found.
+    searched: Vec<(Graph, Planned)>,
+}
 
-    progress(&format!("cutting into {} stages", kind.stages));
-    let free = SearchOptions { memory_bytes: Some(u64::MAX), ..options.clone() };
-    let whole = search(step, &on, &free)?.strategy;
-    let chain = chain(step, &whole, &on, kind);
-    let cuts = chain
-        .cuts(places.len())
-        .ok_or(StageError::Parts { nodes: chain.node_us.len(), parts: places.len() as u32 })?;
-    let holders: Vec<u32> = places.iter().map(|p| p.stage).collect();
-    let cut = stages(step, &cuts, &holders);
+impl<'a> Planner<'a> {
+    /// For pipelines of this step; a mesh among the options is that of each stage.
+    pub fn new(
+        step: &'a Graph,
+        cost: &'a CostModel,
+        options: &'a SearchOptions,
+        asked: Asked,
+        progress: &'a dyn Fn(&str),
+    ) -> Self {
+        Self { step, cost, options, asked, progress, whole: BTreeMap::new(), searched: Vec::new() }
+    }
 
-    let last_pass = kind.schedule.passes().last().copied().unwrap_or(Pass::Forward);
-    let mut planned: Vec<PlannedStage> = Vec::new();
-    let mut searched: Vec<(Graph, usize)> = Vec::new();
-    for (at, (stage, order)) in cut.stages.into_iter().zip(orders).enumerate() {
-        let chunks = 0..kind.chunks;
-        let under_way = chunks.map(|c| copies(&order, c, Pass::Forward, last_pass)).max();
-        let graph = Graph { under_way: under_way.unwrap_or(1), ..stage.graph };
+    /// The devices of one of so many stages.
+    fn devices(&self, stages: u32) -> Result<OnDevices<'a>, StageError> {
+        let devices = self.cost.device_count();
+        if stages == 0 || !devices.is_multiple_of(stages) {
+            return Err(StageError::Devices { devices, stages });
+        }
+        Ok(OnDevices { cost: self.cost, devices: devices / stages })
+    }
+
+    /// The quickest strategy of the whole on one stage's devices, memory aside.
+    fn whole(&mut self, on: &OnDevices<'_>) -> Result<&SearchResult, StageError> {
+        if !self.whole.contains_key(&on.devices) {
+            (self.progress)(&format!("weighing nodes on {} devices", on.devices));
+            let free = SearchOptions { memory_bytes: Some(u64::MAX), ..self.options.clone() };
+            self.whole.insert(on.devices, search(self.step, on, &free)?);
+        }
+        Ok(&self.whole[&on.devices])
+    }
+
+    /// No pipeline of so many stages is quicker, if sending takes no time: some stage takes as long as they take on
+    /// average.
+    ///
+    /// # Errors
+    /// If the devices cannot be divided so, or the search fails.
+    pub fn bound_us(&mut self, stages: u32) -> Result<f64, StageError> {
+        let on = self.devices(stages)?;
+        Ok(self.whole(&on)?.certificate.bound_us / f64::from(stages))
+    }
+
+    /// The best strategies for the stages of a pipeline of this kind.
+    ///
+    /// # Errors
+    /// If there is no such pipeline, or a stage does not fit.
+    pub fn plan(&mut self, kind: Pipelining) -> Result<PlannedPipeline, StageError> {
+        let on = self.devices(kind.stages)?;
+        let is_training = self.step.nodes.iter().any(|n| n.phase == Phase::Backward);
+        if is_training && !kind.schedule.passes().contains(&Pass::Backward) {
+            return Err(StageError::Inference { schedule: kind.schedule.name() });
+        }
+        let micro_batches = self.step.micro_batches;
+        let shape = Shape { stages: kind.stages, chunks: kind.chunks, micro_batches };
+        let places = schedule::placement(kind.schedule, shape)?;
+        let orders = schedule::order(kind.schedule, shape)?;
+        let step = self.step;
+        let whole = &self.whole(&on)?.strategy;
+        let chain = chain(step, whole, &on, kind);
+        let cuts = chain
+            .cuts(places.len())
+            .ok_or(StageError::Parts { nodes: chain.node_us.len(), parts: places.len() as u32 })?;
+        let holders: Vec<u32> = places.iter().map(|p| p.stage).collect();
+        let cut = stages(step, &cuts, &holders);
+        let mut planned: Vec<PlannedStage> = Vec::new();
+        for (at, (stage, order)) in cut.stages.into_iter().zip(orders).enumerate() {
+            let graph = Graph { under_way: under_way(&order, kind), ..stage.graph };
+            (self.progress)(&format!("searching stage {at} of {}", kind.stages));
+            let found = self.stage(graph, &on, kind)?;
+            let chunk_of = match kind.chunks {
+                1 => Vec::new(),
+                _ => stage.part_of.iter().map(|&p| places[p as usize].chunk).collect(),
+            };
+            planned.push(PlannedStage { planned: found, chunk_of, order });
+        }
+        Ok(PlannedPipeline { kind, stages: planned, channels: cut.channels, places, cuts })
+    }
+
+    /// The best strategy of a stage.
+    fn stage(
+        &mut self,
+        graph: Graph,
+        on: &OnDevices<'_>,
+        kind: Pipelining,
+    ) -> Result<Planned, StageError> {
         let key = anonymous(&graph);
-        let like = searched.iter().find(|(known, _)| *known == key).map(|(_, at)| *at);
-        let of_stage = match like {
-            Some(like) => renamed(&planned[like].planned, graph),
-            None => {
-                let say = |what: &str| progress(&format!("stage {at}: {what}"));
-                // The chunk of what is computed again is not known.
-                let recompute = asked.recompute.or((kind.chunks > 1).then(Default::default));
-                let found = plan(&graph, &on, options, Asked { recompute, ..asked }, &say)?;
-                searched.push((key, at));
-                found
-            }
+        let like = |(known, planned): &&(Graph, Planned)| {
+            *known == key && planned.search.strategy.mesh.ranks() == on.devices
         };
-        let chunk_of = match kind.chunks {
-            1 => Vec::new(),
-            _ => stage.part_of.iter().map(|&p| places[p as usize].chunk).collect(),
-        };
-        planned.push(PlannedStage { planned: of_stage, chunk_of, order });
+        if let Some((_, like)) = self.searched.iter().find(like) {
+            return Ok(renamed(like, &graph));
+        }
+        // The chunk of what is computed again is not known.
+        let nothing = (kind.chunks > 1).then_some(Recompute::Nothing);
+        let asked = Asked { recompute: self.asked.recompute.or(nothing), ..self.asked };
+        let found = plan(&graph, on, self.options, asked, &|_| ())?;
+        self.searched.push((key, found.clone()));
+        Ok(found)
     }
-    Ok(PlannedPipeline { kind, stages: planned, channels: cut.channels, places, cuts })
+}
+
+/// The most micro-batches that a stage has under way in a chunk.
+fn under_way(order: &[Action], kind: Pipelining) -> u32 {
+    let last = kind.schedule.passes().last().copied().unwrap_or(Pass::Forward);
+    (0..kind.chunks).map(|chunk| copies(order, chunk, Pass::Forward, last)).max().unwrap_or(1)
 }
 
 /// What there is to cut: each forward node with what belongs to it in the backward phase.
@@ -204,13 +269,8 @@ fn anonymous(graph: &Graph) -> Graph {
 }
 
 /// What was found for a stage, for one that does the same under other names.
-fn renamed(like: &Planned, graph: Graph) -> Planned {
-    Planned {
-        graph: crate::train::recompute::recompute(&graph, like.recompute),
-        recompute: like.recompute,
-        search: like.search.clone(),
-        unlimited: like.unlimited,
-    }
+fn renamed(like: &Planned, graph: &Graph) -> Planned {
+    Planned { graph: recompute(graph, like.recompute), ..like.clone() }
 }
 
 /// The times of sends of a stage, out of its graph: forward and backward.

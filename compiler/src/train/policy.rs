@@ -25,7 +25,7 @@ pub struct Asked {
 }
 
 /// A step with its policy and strategy.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Planned {
     /// The step, with what it recomputes.
     pub graph: Graph,

@@ -6,7 +6,7 @@ use planc::search::SearchOptions;
 use planc::search::baselines::baselines;
 use planc::search::blocks::Blocks;
 use planc::search::space::Space;
-use planc::stages::Pipelining;
+use planc::stages::{Pipelines, Pipelining};
 use planc::train::policy::Asked;
 use planc::train::{Loss, Optimizer, TrainOptions};
 use planc_cost_model::CostModel;
@@ -89,7 +89,7 @@ pub fn pipelined(
     let cost = cost_model("H100", kind.stages * mesh.ranks());
     let search = SearchOptions {
         mesh: Some(mesh.clone()),
-        pipeline: Some(kind),
+        pipeline: Some(Pipelines::Of(kind)),
         ..SearchOptions::default()
     };
     let asked = Asked::default();
