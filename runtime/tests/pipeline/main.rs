@@ -9,6 +9,7 @@ mod model;
 
 mod cut;
 mod failures;
+mod hostile;
 mod orders;
 mod sessions;
 mod steps;

@@ -7,6 +7,7 @@ use super::tied::{PARTS, batches, step};
 use planc_codegen::{MemoryReport, overlap, stage};
 use planc_ir::interp::evaluate_step;
 use planc_ir::plan::{Channel, Stage};
+use planc_ir::program::{Instr, Pass};
 use planc_ir::sharding::reshard::{Step, StepCost};
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::weights::InMemory;
@@ -170,4 +171,35 @@ fn copies_are_those_under_way() {
         let most = |s: &Stage| s.program.buffers.iter().map(|b| b.copies).max().unwrap();
         assert_eq!(stages.iter().map(most).collect::<Vec<_>>(), expected, "{kind:?}");
     }
+}
+
+/// What makes a gradient of a weight alone is put off to the pass for weights; what others wait for is not.
+#[test]
+fn gradients_of_weights_are_apart() {
+    let kind = Kind::Random { seed: 1, weights: true };
+    let Pipeline { stages, .. } = pipeline(([0, 1, 2, 3], &[0, 1, 2, 3]), kind, 0);
+    let program = &stages[1].program;
+    let mut begin = 0;
+    let passes: Vec<(Pass, Vec<&str>)> = program
+        .passes
+        .iter()
+        .map(|p| {
+            let instrs = &program.instrs[std::mem::replace(&mut begin, p.end)..p.end];
+            let what = instrs.iter().map(|instr| match instr {
+                Instr::Kernel { node, .. } => node.as_str(),
+                Instr::Send { .. } => "send",
+                Instr::Receive { .. } => "receive",
+                _ => "other",
+            });
+            (p.pass, what.collect())
+        })
+        .collect();
+    assert_eq!(
+        passes,
+        [
+            (Pass::Forward, vec!["receive", "y", "send"]),
+            (Pass::Backward, vec!["receive", "da", "send"]),
+            (Pass::Weights, vec!["raw2", "g2"]),
+        ]
+    );
 }
