@@ -40,7 +40,8 @@ pub fn hoist(
         let instr = &program.instrs[at];
         match instr {
             Instr::Reshard { step, input, output } if step.is_collective() => {
-                if uses.is_derived[input.index()] && uses.replaces(*output).is_none() {
+                let is_gather = uses.is_derived[input.index()] && uses.replaces(*output).is_none();
+                if is_gather {
                     gathers.push(Gather {
                         needed: at,
                         issued: at,
