@@ -106,7 +106,7 @@ fn divide(
 /// A buffer that is read before it is filled, if passes of one chunk need values of another that come later.
 fn early(program: &Program) -> Option<BufferId> {
     let mut made: BTreeSet<BufferId> =
-        program.instrs.iter().flat_map(|i| i.writes()).copied().collect();
+        program.instrs.iter().flat_map(Instr::writes).copied().collect();
     for instr in &program.instrs {
         if let Some(&b) = instr.reads().iter().find(|b| made.contains(b)) {
             return Some(b);

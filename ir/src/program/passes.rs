@@ -68,7 +68,9 @@ pub fn uses(program: &Program, storage_of: &[BufferId]) -> Vec<Option<Use>> {
         (&program.accumulators, Filler::Accumulation),
         (&program.inputs, Filler::Caller),
     ] {
-        ids.iter().for_each(|&b| touch(b, filler, None, false));
+        for &b in ids {
+            touch(b, filler, None, false);
+        }
     }
     for (instr, pass) in program.instrs.iter().zip(pass_of) {
         let filler = pass.map_or(Filler::Update, Filler::Pass);
@@ -76,7 +78,9 @@ pub fn uses(program: &Program, storage_of: &[BufferId]) -> Vec<Option<Use>> {
             touch(b, filler, pass, pass.is_none());
         }
     }
-    program.outputs.iter().for_each(|&b| touch(b, Filler::Update, None, true));
+    for &b in &program.outputs {
+        touch(b, Filler::Update, None, true);
+    }
     uses
 }
 
@@ -103,7 +107,9 @@ fn fixed(program: &Program) -> Vec<bool> {
     for instr in &program.instrs {
         let follows = !matches!(instr, Instr::Receive { .. })
             && instr.reads().iter().all(|b| is_fixed[b.index()]);
-        instr.writes().iter().for_each(|b| is_fixed[b.index()] = follows);
+        for b in instr.writes() {
+            is_fixed[b.index()] = follows;
+        }
     }
     is_fixed
 }

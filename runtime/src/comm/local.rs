@@ -235,13 +235,11 @@ impl Comm for LocalComm {
     fn send(&mut self, envelope: Envelope, message: AlignedBytes) -> Result<(), CommError> {
         let before = self.world.lock().messages.insert(envelope, message);
         self.world.changed.notify_all();
-        match before {
-            None => Ok(()),
-            Some(_) => {
-                let why = format!("{envelope:?} is on its way already");
-                Err(CommError::Mismatch { collective: "send", why })
-            }
+        if before.is_some() {
+            let why = format!("{envelope:?} is on its way already");
+            return Err(CommError::Mismatch { collective: "send", why });
         }
+        Ok(())
     }
 
     fn receive(&mut self, envelope: Envelope) -> Result<AlignedBytes, CommError> {

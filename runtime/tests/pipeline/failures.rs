@@ -1,27 +1,20 @@
 //! What does not fit together is refused before it runs; what fails while it runs ends every stage.
 
 use super::common::f32s;
+use super::model::Bytes;
 use super::orders::Kind;
 use super::steps::{HALVES, Pipeline, pipeline, weights};
 use super::tied::{batches, step};
 use planc_codegen::{partition, stage};
 use planc_ir::ops::{gather::Gather, receive::Receive, send::Send};
-use planc_ir::plan::{Channel, Stage, pipeline as stages};
+use planc_ir::plan::pipeline::{self as stages, Finding as F};
+use planc_ir::plan::{Channel, Stage};
 use planc_ir::program::verify::{Finding, verify};
 use planc_ir::program::{Action, Instr, Pass, Program};
-use planc_ir::sharding::reshard::{Step, StepCost};
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::{DType, Graph, Tensor, TensorType};
 use planc_runtime::{Executor, RunError};
 use std::collections::BTreeMap;
-
-struct Bytes;
-
-impl StepCost for Bytes {
-    fn step_us(&self, _: &Step, _: &TensorType, _: &TensorType, _: &Mesh) -> f64 {
-        1.0
-    }
-}
 
 fn good() -> Pipeline {
     pipeline(HALVES, Kind::InTurn, 0)
@@ -59,7 +52,9 @@ fn unsound_programs_of_stages_are_refused() {
     assert!(!fill.is_empty());
     for copies in [0, 1, 7, u32::MAX] {
         let fewer = found(|p| {
-            p.buffers.iter_mut().filter(|b| b.copies == 2).for_each(|b| b.copies = copies)
+            for b in p.buffers.iter_mut().filter(|b| b.copies == 2) {
+                b.copies = copies;
+            }
         });
         assert!(!fewer.is_empty(), "{copies}");
     }
@@ -90,7 +85,6 @@ fn stages_that_do_not_fit_together_are_refused() {
         assert!(is_typed, "{refused:?}");
         findings
     };
-    use stages::Finding as F;
     let is = |findings: &[F], is: fn(&F) -> bool| findings.iter().any(is);
     assert_eq!(found(&|s, _| s.clear()), [F::NoStages]);
     assert!(is(&found(&|s, _| s[1].first_rank = 5), |f| matches!(f, F::Ranks { stage: 1, .. })));

@@ -1,24 +1,15 @@
 //! Plans of several stages: sessions, and checkpoints that go from one cut to another.
 
 use super::cut::{cut, places};
-use super::model::{MICRO_BATCHES, batches, losses, plan, session, some_strategy, step};
+use super::model::{Bytes, MICRO_BATCHES, batches, losses, plan, session, some_strategy, step};
 use super::orders::{Kind, orders};
 use super::steps::mesh;
 use planc_codegen::stage;
+use planc_ir::Phase;
 use planc_ir::plan::{Plan, Stage};
-use planc_ir::sharding::reshard::{Step, StepCost};
 use planc_ir::sharding::{Mesh, Strategy};
-use planc_ir::{Phase, TensorType};
 use planc_runtime::{Session, checkpoint};
 use std::path::Path;
-
-struct Bytes;
-
-impl StepCost for Bytes {
-    fn step_us(&self, _: &Step, before: &TensorType, after: &TensorType, _: &Mesh) -> f64 {
-        1.0 + before.bytes().max(after.bytes()) as f64
-    }
-}
 
 /// The small model's plan in two stages: the product, and the loss.
 fn plan_of_stages(folder: &Path, seed: u64) -> Plan {

@@ -1,27 +1,18 @@
 //! Steps in stages against the reference evaluation of the whole step.
 
 use super::cut::{Cut, cut, places};
-use super::model::{MICRO_BATCHES, some_strategy};
+use super::model::{Bytes, MICRO_BATCHES, some_strategy};
 use super::orders::{Kind, orders};
 use super::tied::{PARTS, batches, step};
 use planc_codegen::{MemoryReport, overlap, stage};
 use planc_ir::interp::evaluate_step;
 use planc_ir::plan::{Channel, Stage};
 use planc_ir::program::{Instr, Pass};
-use planc_ir::sharding::reshard::{Step, StepCost};
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::weights::InMemory;
-use planc_ir::{Graph, Tensor, TensorType, ValueDef, WeightSource};
+use planc_ir::{Graph, Tensor, ValueDef, WeightSource};
 use planc_runtime::Executor;
 use std::collections::BTreeMap;
-
-struct Bytes;
-
-impl StepCost for Bytes {
-    fn step_us(&self, _: &Step, before: &TensorType, after: &TensorType, _: &Mesh) -> f64 {
-        1.0 + before.bytes().max(after.bytes()) as f64
-    }
-}
 
 /// The stages of the tied model, and the channels between them.
 pub struct Pipeline {

@@ -6,7 +6,7 @@ use super::model::MICRO_BATCHES;
 use planc_ir::ops::matmul::MatMul;
 use planc_ir::ops::reduce::Reduce;
 use planc_ir::ops::{Op, map::Map};
-use planc_ir::scalar::ScalarFn;
+use planc_ir::scalar::ScalarFn::{self, Add, Div, Mul, Sqrt, Sub, Tanh};
 use planc_ir::sharding::ReduceKind;
 use planc_ir::{Carried, Graph, Phase, Tensor, TensorType, ValueDef, ValueId, WeightSource};
 use std::collections::BTreeMap;
@@ -83,7 +83,6 @@ pub fn step() -> (Graph, Vec<usize>) {
     let share = s.graph.constant("share", Tensor::scalar(1.0 / count));
     let twice = s.graph.constant("twice", Tensor::scalar(2.0 / count));
     let one = s.graph.constant("one", Tensor::scalar(1f32));
-    use ScalarFn::{Add, Div, Mul, Sqrt, Sub, Tanh};
 
     let h = s.product(0, "h", (x, false), (w1, false));
     let a = s.map(0, "a", Tanh, &[h]);

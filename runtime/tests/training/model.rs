@@ -30,7 +30,7 @@ use std::sync::Arc;
 pub const MICRO_BATCHES: u32 = 3;
 
 /// Bytes are what steps cost.
-struct Bytes;
+pub struct Bytes;
 
 impl StepCost for Bytes {
     fn step_us(&self, _: &Step, before: &TensorType, after: &TensorType, _: &Mesh) -> f64 {

@@ -38,11 +38,11 @@ fn division(program: &Program) -> Option<&'static str> {
     let Some(repeated) = program.micro_batches else {
         return Some("nothing says how often they run");
     };
-    let ends = program.passes.iter().map(|p| p.end);
+    let ends: Vec<usize> = program.passes.iter().map(|p| p.end).collect();
     let names: BTreeSet<(Pass, u32)> = program.passes.iter().map(|p| (p.pass, p.chunk)).collect();
     if names.len() != program.passes.len() {
         Some("two are the same pass of one chunk")
-    } else if !ends.clone().is_sorted() || ends.last() != Some(repeated.instrs) {
+    } else if !ends.is_sorted() || ends.last() != Some(&repeated.instrs) {
         Some("they do not make up the instructions of a micro-batch")
     } else {
         None
