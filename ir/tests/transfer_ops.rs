@@ -12,8 +12,9 @@ use planc_ir::{DType, Graph, TensorType};
 fn relay() -> Graph {
     let mut g = Graph::new("relay");
     let ty = TensorType::new(DType::F32, [4, 6]);
-    let x = g.push("in", Receive { channel: 0, ty }.into(), &[], &["x"]).unwrap();
-    g.push("out", Send { channel: 7 }.into(), &x, &[]).unwrap();
+    let x =
+        g.push("in", Receive { channel: 0, ty }.into(), &[], &["x"]).expect("a value is received");
+    g.push("out", Send { channel: 7 }.into(), &x, &[]).expect("it is sent");
     g
 }
 

@@ -28,7 +28,7 @@ pub enum CompileError {
     #[error(transparent)]
     Search(#[from] SearchError),
     #[error(transparent)]
-    Stage(#[from] StageError),
+    Stage(Box<StageError>),
     #[error(transparent)]
     Codegen(#[from] CodegenError),
     #[error(transparent)]
@@ -40,6 +40,12 @@ pub enum CompileError {
     Arena { arena_bytes: u64, limit_bytes: u64 },
     #[error("planc emitted a program that its own verifier rejects, which is a bug: {}", .0.join("; "))]
     Unverified(Vec<String>),
+}
+
+impl From<StageError> for CompileError {
+    fn from(error: StageError) -> Self {
+        Self::Stage(Box::new(error))
+    }
 }
 
 /// A plan and what is known of how it came about.

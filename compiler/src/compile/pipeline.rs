@@ -113,16 +113,16 @@ const KINDS: [(Schedule, u32); 4] = [
 ];
 
 /// Whether an error says that a kind of pipeline does not suit the model, the cluster or its memory.
-const fn is_no_such_pipeline(error: &CompileError) -> bool {
-    matches!(
-        error,
-        CompileError::Arena { .. }
-            | CompileError::Stage(
-                StageError::Schedule(_)
-                    | StageError::Parts { .. }
-                    | StageError::Search(SearchError::NothingFits { .. } | SearchError::Stopped)
-            )
-    )
+fn is_no_such_pipeline(error: &CompileError) -> bool {
+    use SearchError::{NothingFits, Stopped};
+    use StageError::{Parts, Schedule, Search};
+    match error {
+        CompileError::Arena { .. } => true,
+        CompileError::Stage(error) => {
+            matches!(**error, Schedule(_) | Parts { .. } | Search(NothingFits { .. } | Stopped))
+        }
+        _ => false,
+    }
 }
 
 /// The pipeline as its programs run it.

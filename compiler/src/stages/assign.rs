@@ -101,9 +101,9 @@ fn shared(graph: &Graph) -> Vec<bool> {
         if held.is_empty() {
             return is_shared;
         }
-        held.iter().for_each(|v| {
-            free.remove(v);
-        });
+        for v in held {
+            free.remove(&v);
+        }
     }
 }
 

@@ -245,10 +245,8 @@ impl Cutter<'_> {
     fn carry(&mut self, c: Carried) {
         for stage in 0..self.stages.len() as u32 {
             let Some(&state) = self.stages[stage as usize].values.get(&c.state) else { continue };
-            let phase = match is_accumulator(self.whole, c.state) {
-                true => self.whole.phase(c.next),
-                false => Phase::Update,
-            };
+            let is_sum = is_accumulator(self.whole, c.state);
+            let phase = if is_sum { self.whole.phase(c.next) } else { Phase::Update };
             let next = self.value(c.next, stage, phase);
             self.stages[stage as usize].graph.carried.push(Carried { state, next });
         }

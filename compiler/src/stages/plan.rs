@@ -166,7 +166,7 @@ impl<'a> Planner<'a> {
         for (at, (stage, order)) in cut.stages.into_iter().zip(orders).enumerate() {
             let graph = Graph { under_way: under_way(&order, kind), ..stage.graph };
             (self.progress)(&format!("searching stage {at} of {}", kind.stages));
-            let found = self.stage(graph, &on, kind)?;
+            let found = self.stage(&graph, &on, kind)?;
             let chunk_of = match kind.chunks {
                 1 => Vec::new(),
                 _ => stage.part_of.iter().map(|&p| places[p as usize].chunk).collect(),
@@ -179,21 +179,21 @@ impl<'a> Planner<'a> {
     /// The best strategy of a stage.
     fn stage(
         &mut self,
-        graph: Graph,
+        graph: &Graph,
         on: &OnDevices<'_>,
         kind: Pipelining,
     ) -> Result<Planned, StageError> {
-        let key = anonymous(&graph);
+        let key = anonymous(graph);
         let like = |(known, planned): &&(Graph, Planned)| {
             *known == key && planned.search.strategy.mesh.ranks() == on.devices
         };
         if let Some((_, like)) = self.searched.iter().find(like) {
-            return Ok(renamed(like, &graph));
+            return Ok(renamed(like, graph));
         }
         // The chunk of what is computed again is not known.
         let nothing = (kind.chunks > 1).then_some(Recompute::Nothing);
         let asked = Asked { recompute: self.asked.recompute.or(nothing), ..self.asked };
-        let found = plan(&graph, on, self.options, asked, &|_| ())?;
+        let found = plan(graph, on, self.options, asked, &|_| ())?;
         self.searched.push((key, found.clone()));
         Ok(found)
     }
