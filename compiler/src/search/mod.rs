@@ -90,6 +90,31 @@ pub struct SearchResult {
     pub log: Vec<MeshLog>,
 }
 
+impl SearchResult {
+    /// Of a strategy that was not searched for.
+    pub fn of(strategy: Strategy, evaluation: Evaluation) -> Self {
+        let certificate = Certificate {
+            objective_us: evaluation.total_us,
+            bound_us: 0.0,
+            gap: relative_gap(evaluation.total_us, 0.0),
+            status: "not searched".to_string(),
+            solver: String::new(),
+            limits: BTreeMap::new(),
+            evaluated_us: evaluation.total_us,
+            space: BTreeMap::new(),
+        };
+        Self {
+            strategy,
+            certificate,
+            baselines: Vec::new(),
+            evaluation,
+            relaxed_us: 0.0,
+            enough: 0.0,
+            log: Vec::new(),
+        }
+    }
+}
+
 /// What happened on one mesh.
 #[derive(Clone, Debug)]
 pub struct MeshLog {

@@ -10,6 +10,7 @@ mod balance;
 pub mod cut;
 mod devices;
 pub mod error;
+pub mod grid;
 pub mod plan;
 mod sums;
 

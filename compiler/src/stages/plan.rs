@@ -88,9 +88,9 @@ impl PlannedPipeline {
 
 /// Finds the best strategies for the stages of pipelines of a step, and keeps what serves for several.
 pub struct Planner<'a> {
-    step: &'a Graph,
-    cost: &'a CostModel,
-    options: &'a SearchOptions,
+    pub(super) step: &'a Graph,
+    pub(super) cost: &'a CostModel,
+    pub(super) options: &'a SearchOptions,
     asked: Asked,
     progress: &'a dyn Fn(&str),
     /// By number of devices, the quickest strategy of the whole, memory aside.
@@ -109,6 +109,11 @@ impl<'a> Planner<'a> {
         progress: &'a dyn Fn(&str),
     ) -> Self {
         Self { step, cost, options, asked, progress, whole: BTreeMap::new(), searched: Vec::new() }
+    }
+
+    /// What each device may hold.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.options.memory_bytes.unwrap_or_else(|| self.cost.memory_bytes())
     }
 
     /// The devices of one of so many stages.
@@ -167,10 +172,7 @@ impl<'a> Planner<'a> {
             let graph = Graph { under_way: under_way(&order, kind), ..stage.graph };
             (self.progress)(&format!("searching stage {at} of {}", kind.stages));
             let found = self.stage(&graph, &on, kind)?;
-            let chunk_of = match kind.chunks {
-                1 => Vec::new(),
-                _ => stage.part_of.iter().map(|&p| places[p as usize].chunk).collect(),
-            };
+            let chunk_of = chunk_of(&stage.part_of, &places, kind);
             planned.push(PlannedStage { planned: found, chunk_of, order });
         }
         Ok(PlannedPipeline { kind, stages: planned, channels: cut.channels, places, cuts })
@@ -199,8 +201,16 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// The chunk of each node, out of its part; nothing where there is one chunk.
+pub(super) fn chunk_of(part_of: &[u32], places: &[Place], kind: Pipelining) -> Vec<u32> {
+    if kind.chunks == 1 {
+        return Vec::new();
+    }
+    part_of.iter().map(|&part| places[part as usize].chunk).collect()
+}
+
 /// The most micro-batches that a stage has under way in a chunk.
-fn under_way(order: &[Action], kind: Pipelining) -> u32 {
+pub(super) fn under_way(order: &[Action], kind: Pipelining) -> u32 {
     let last = kind.schedule.passes().last().copied().unwrap_or(Pass::Forward);
     (0..kind.chunks).map(|chunk| copies(order, chunk, Pass::Forward, last)).max().unwrap_or(1)
 }

@@ -7,7 +7,7 @@
 //!
 //! - [`Baseline::Replicate`][]: nobody.
 //! - [`Baseline::DataParallel`][]: the graph's inputs are split along their first dimension over all axes;
-//!   weights stay whole.
+//!   weights stay whole. What a stage of a pipeline receives for each micro-batch is split so, too.
 //! - [`Baseline::TensorParallel`][]: a matrix product with a weight is split over the last axis: along the
 //!   contracted extent if its other operand is split there already (row-parallel; the partial result is
 //!   reduced at once), else along the weight's own extent (column-parallel). Any other axis is data
@@ -20,12 +20,13 @@ pub mod state;
 
 use super::costs::Costs;
 use super::space::{NodeCandidate, Space};
+use planc_ir::ops::Op;
 use planc_ir::sharding::reshard::{Resharder, StepCost};
 use planc_ir::sharding::{
     AxisId, AxisUse, DimSharding, FactorId, FactorKind, Mesh, OpStrategy, ReduceKind, Sharding,
     Strategy,
 };
-use planc_ir::{Graph, NodeId, ValueDef, ValueId};
+use planc_ir::{Graph, NodeId, Phase, ValueDef, ValueId};
 pub use state::Sharded;
 use std::cell::RefCell;
 
@@ -99,6 +100,7 @@ impl Baseline {
         let mut walk = Walk {
             baseline: self,
             space,
+            data: data.clone(),
             tensor,
             resharder: RefCell::new(Resharder::new(mesh, step_cost)),
             homes: vec![None; graph.values.len()],
@@ -145,6 +147,7 @@ fn batch_split(graph: &Graph, v: ValueId, mesh: &Mesh, axes: &[AxisId]) -> Shard
 struct Walk<'a> {
     baseline: Baseline,
     space: &'a Space<'a>,
+    data: Vec<AxisId>,
     tensor: Option<AxisId>,
     resharder: RefCell<Resharder<'a>>,
     /// Homes settled so far; a parameter's is settled by its first reader.
@@ -158,6 +161,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Decides a node and settles the homes of its operands and results.
     fn node(&mut self, at: usize) {
+        if let Some(received) = self.received(at) {
+            return self.take(at, received);
+        }
         let started = self.tensor.and_then(|axis| Some((axis, self.column_or_row(at)?)));
         // A split that the op or its extents do not allow is not started.
         let best = self
@@ -165,6 +171,18 @@ impl Walk<'_> {
             .or_else(|| self.cheapest(at, |c| self.follows(at, c, None)))
             .unwrap_or(0);
         self.take(at, best);
+    }
+
+    /// What another stage sends for each micro-batch comes as inputs do.
+    fn received(&self, at: usize) -> Option<usize> {
+        let space = self.space;
+        let node = &space.graph.nodes[at];
+        if !matches!(node.op, Op::Receive(_)) || node.phase == Phase::Update {
+            return None;
+        }
+        let home = batch_split(space.graph, node.outputs[0], space.mesh, &self.data);
+        let candidates = &space.nodes[&space.blocks.leader[at]];
+        candidates.iter().position(|c| space.shardings[c.outputs[0]] == home)
     }
 
     /// Settles a node on a candidate, and all that only follows from it.
