@@ -12,6 +12,7 @@ use super::error::StageError;
 use super::{assign, stages};
 use crate::search::evaluate::kernel_us;
 use crate::search::{SearchOptions, search};
+use crate::train::Recompute;
 use crate::train::policy::{Asked, Planned, plan};
 use crate::train::settings::PipelineSettings;
 use planc_codegen::{Schedule, Shape, schedule};
@@ -95,6 +96,9 @@ pub fn plan_stages(
     if is_training && !kind.schedule.passes().contains(&Pass::Backward) {
         return Err(StageError::Inference { schedule: kind.schedule.name() });
     }
+    if kind.chunks > 1 && asked.recompute.is_some_and(|r| r != Recompute::Nothing) {
+        return Err(StageError::Recompute);
+    }
     let shape =
         Shape { stages: kind.stages, chunks: kind.chunks, micro_batches: step.micro_batches };
     let places = schedule::placement(kind.schedule, shape)?;
@@ -125,7 +129,7 @@ pub fn plan_stages(
             None => {
                 let say = |what: &str| progress(&format!("stage {at}: {what}"));
                 // The chunk of what is computed again is not known.
-                let recompute = asked.recompute.or((kind.chunks > 1).then(Default::default));
+                let recompute = asked.recompute.or((kind.chunks > 1).then_some(Recompute::Nothing));
                 let found = plan(&graph, &on, options, Asked { recompute, ..asked }, &say)?;
                 searched.push((key, at));
                 found
