@@ -47,8 +47,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         files::read(&args.input)?
     };
     let outputs = session.run(&inputs)?;
-    let ranks: u32 = plan.stages.iter().map(|s| s.program.mesh.ranks()).sum();
-    say!("{} on {ranks} CPU ranks, mesh {}", plan.model.file, plan.stages[0].program.mesh);
+    say!("{} on {}", plan.model.file, ranks(&plan));
 
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
     let mut outcome = ok();
@@ -82,6 +81,19 @@ pub fn load(path: &Path) -> Result<Plan, CliError> {
 /// Where the model lies: as said, or beside the plan.
 pub fn model_path(said: Option<&Path>, plan_path: &Path, plan: &Plan) -> PathBuf {
     said.map_or_else(|| plan_path.with_file_name(&plan.model.file), Path::to_path_buf)
+}
+
+/// `8 CPU ranks, mesh {device: 8}`, or of a pipeline `8 CPU ranks, 4 stages, each on mesh {device: 2}`.
+fn ranks(plan: &Plan) -> String {
+    let meshes: Vec<String> = plan.stages.iter().map(|s| s.program.mesh.to_string()).collect();
+    let ranks: u32 = plan.stages.iter().map(|s| s.program.mesh.ranks()).sum();
+    match &meshes[..] {
+        [mesh] => format!("{ranks} CPU ranks, mesh {mesh}"),
+        [first, others @ ..] if others.iter().all(|mesh| mesh == first) => {
+            format!("{ranks} CPU ranks, {} stages, each on mesh {first}", meshes.len())
+        }
+        _ => format!("{ranks} CPU ranks, {} stages on meshes {}", meshes.len(), meshes.join(", ")),
+    }
 }
 
 fn difference(name: &str, tensor: &Tensor, c: &Comparison) -> String {

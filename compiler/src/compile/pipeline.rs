@@ -146,7 +146,7 @@ const KINDS: [(Schedule, u32); 4] = [
 /// Whether an error says that a kind of pipeline does not suit the model, the cluster or its memory.
 fn is_no_such_pipeline(error: &CompileError) -> bool {
     use SearchError::{NothingFits, Stopped};
-    use StageError::{Parts, Schedule, Search};
+    use StageError::{Parts, Recompute, Schedule, Search};
     match error {
         CompileError::Arena { .. } => true,
         CompileError::Stage(error) => {

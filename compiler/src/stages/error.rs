@@ -23,6 +23,10 @@ pub enum StageError {
     Parts { nodes: usize, parts: u32 },
     #[error("schedule `{schedule}` has no backward phase, and the step has one; choose another")]
     Inference { schedule: &'static str },
+    #[error(
+        "stages that hold several parts recompute nothing; leave out `--recompute`, or choose another schedule"
+    )]
+    Recompute,
     #[error("planc emitted orders that do not come to an end, which is a bug: {}", list(.0))]
     Order(Vec<OrderFinding>),
 }

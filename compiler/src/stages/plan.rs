@@ -155,6 +155,9 @@ impl<'a> Planner<'a> {
         if is_training && !kind.schedule.passes().contains(&Pass::Backward) {
             return Err(StageError::Inference { schedule: kind.schedule.name() });
         }
+        if kind.chunks > 1 && self.asked.recompute.is_some_and(|r| r != Recompute::Nothing) {
+            return Err(StageError::Recompute);
+        }
         let micro_batches = self.step.micro_batches;
         let shape = Shape { stages: kind.stages, chunks: kind.chunks, micro_batches };
         let places = schedule::placement(kind.schedule, shape)?;

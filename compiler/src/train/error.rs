@@ -1,5 +1,6 @@
 //! Why a model cannot be trained.
 
+use super::Recompute;
 use planc_ir::{DType, OpError, TensorType};
 use thiserror::Error;
 
@@ -34,4 +35,26 @@ pub enum TrainError {
     Precision { node: String, op: &'static str, dtype: DType, why: OpError },
     #[error("while building the step, at `{at}`: {why}")]
     Build { at: String, why: OpError },
+    #[error("the step has no such pipeline: {0}")]
+    Pipeline(#[from] PipelineError),
+}
+
+/// A pipeline into which a step cannot be cut.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum PipelineError {
+    #[error(
+        "cuts ascend and lie between nodes of the forward phase, of which there are {forward}; {cut} does not"
+    )]
+    Cut { cut: usize, forward: usize },
+    #[error("{cuts} cuts make {} parts, but {holders} are held by a stage", cuts + 1)]
+    Holders { cuts: usize, holders: usize },
+    #[error("stages are numbered from 0 on, and each holds a part; stage {stage} holds none")]
+    NoPart { stage: u32 },
+    #[error("there are {stages} stages, but it is said of {found} {what}")]
+    Policies { stages: usize, found: usize, what: &'static str },
+    #[error(
+        "stage {stage} holds several parts and computes {recompute} again, which has no place in any of them"
+    )]
+    Recompute { stage: usize, recompute: Recompute },
 }

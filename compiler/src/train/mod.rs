@@ -30,11 +30,11 @@ pub mod recompute;
 pub mod settings;
 pub mod update;
 
-pub use error::TrainError;
+pub use error::{PipelineError, TrainError};
 pub use loss::Loss;
 pub use precision::Precision;
 pub use recompute::Recompute;
-pub use settings::Settings;
+pub use settings::{PipelineSettings, Settings};
 pub use update::{LossScale, Optimizer, Trained};
 
 use planc_ir::finish::{prune, unique_names};

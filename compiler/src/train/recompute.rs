@@ -6,6 +6,7 @@
 
 use crate::search::blocks::Blocks;
 use planc_ir::graph::{Graph, Node, NodeId, Phase, ValueDef, ValueId};
+use planc_ir::ops::Op;
 use planc_ir::ops::work::WorkKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -111,13 +112,15 @@ fn is_cheap(graph: &Graph, id: NodeId) -> bool {
 }
 
 /// By forward node: whether it lies in one of the first `count` blocks and nothing in the forward phase
-/// reads its result outside.
+/// reads its result outside. What another stage sends comes once, so it is kept.
 fn within(graph: &Graph, forward: usize, count: u32) -> Vec<bool> {
     let mut block_of = vec![None; forward];
     for (i, block) in blocks(graph).into_iter().take(count as usize).enumerate() {
         block_of[block].fill(Some(i));
     }
-    let mut again: Vec<bool> = block_of.iter().map(Option::is_some).collect();
+    let is_received = |at: usize| matches!(graph.nodes[at].op, Op::Receive(_));
+    let blocks = block_of.iter().enumerate();
+    let mut again: Vec<bool> = blocks.map(|(at, b)| b.is_some() && !is_received(at)).collect();
     for (at, node) in graph.nodes[..forward].iter().enumerate() {
         for v in &node.inputs {
             if let ValueDef::Node { node: maker, .. } = graph.value(*v).def

@@ -18,7 +18,7 @@ mod step;
 pub mod structure;
 
 pub use compare::{Comparison, Tolerance, compare, random_inputs};
-pub use graphs::Graphs;
+pub use graphs::{Expected, Graphs};
 pub use numbers::Numerical;
 
 use crate::train::{Settings, TrainError};
@@ -57,6 +57,8 @@ pub enum VerifyError {
     Reference(#[from] planc_ir::interp::InterpError),
     #[error("the plan's cluster is not one: {0}")]
     Cluster(String),
+    #[error("the plan gives no result `{name}`")]
+    NoResult { name: String },
     #[error(transparent)]
     Codegen(#[from] planc_codegen::CodegenError),
     #[error(transparent)]

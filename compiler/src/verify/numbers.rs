@@ -1,17 +1,18 @@
 //! The numerical check: see the module above.
 
 use super::compare::{Comparison, Tolerance, compare, random_inputs};
+use super::graphs::Expected;
 use super::{Graphs, Options, VerifyError, imported, step};
 use crate::emit::matrix_flops;
 use crate::train::Settings;
 use planc_cost_model::{Catalogue, Cluster, CostModel};
 use planc_ir::graph::{Graph, ValueDef, WeightSource};
 use planc_ir::onnx::import;
-use planc_ir::plan::{Named, Plan};
-use planc_ir::program::Program;
-use planc_ir::sharding::{Sharding, Strategy};
+use planc_ir::plan::{Named, Plan, Stage};
+use planc_ir::sharding::{Sharding, Strategy, StrategyError};
 use planc_ir::weights::{ModelFiles, Weights as _};
-use planc_ir::{DType, Tensor, TensorType, interp};
+use planc_ir::{DType, Tensor, TensorType, ValueId, interp};
+use planc_runtime::Executor;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -52,10 +53,12 @@ pub fn check(
     path: &Path,
     options: &Options,
 ) -> Result<Numerical, VerifyError> {
-    let program = &plan.stages[0].program;
     if options.bind.is_empty() && is_cheap(&graphs.reference) {
-        let what = "the plan's own program";
-        return run(what.to_string(), graphs, program, path, options.seed);
+        let what = match plan.stages.len() {
+            1 => "the plan's own program".to_string(),
+            stages => format!("the plan's own programs of {stages} stages"),
+        };
+        return run(what, graphs, plan.stages.clone(), path, options.seed);
     }
     if plan.model.bindings.is_empty() {
         let why = "the model is too large for the reference evaluation, and none of its dimensions \
@@ -82,20 +85,30 @@ pub fn check(
         Ok(small) => small,
         Err(e) => return skipped(format!("{what}: {e}")),
     };
-    if !same_nodes(&small.planned, &graphs.planned) {
+    let mut stages = small.stages.iter().zip(&graphs.stages);
+    if small.stages.len() != graphs.stages.len()
+        || !stages.all(|(small, own)| same_nodes(&small.graph, &own.graph))
+    {
         return skipped(format!("{what}: the model's nodes depend on its dimensions; try --bind"));
     }
     if !is_cheap(&small.reference) {
         return skipped(format!("{what}: the model is too large for the reference evaluation"));
     }
-    let strategy = match strategy(plan, &small.planned) {
-        Ok(strategy) => {
-            Strategy { gather_again: settings.is_some_and(|s| s.gather_again), ..strategy }
-        }
+    let strategies = plan.stages.iter().zip(&small.stages).map(|(s, e)| strategy(s, e));
+    let strategies: Vec<Strategy> = match strategies.collect() {
+        Ok(strategies) => strategies,
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
-    let program = planc_codegen::partition(&small.planned, &strategy, &cost_model(plan)?)?;
-    run(what, &small, &program, path, options.seed)
+    let cost = cost_model(plan)?;
+    let mut stages = plan.stages.clone();
+    for ((stage, strategy), expected) in stages.iter_mut().zip(&strategies).zip(&small.stages) {
+        let (graph, order) = (&expected.graph, &stage.program.order);
+        stage.program = match order.is_empty() {
+            true => planc_codegen::partition(graph, strategy, &cost)?,
+            false => planc_codegen::stage(graph, strategy, &cost, &expected.chunk_of, order)?,
+        };
+    }
+    run(what, &small, stages, path, options.seed)
 }
 
 fn is_cheap(graph: &Graph) -> bool {
@@ -110,9 +123,9 @@ fn same_nodes(a: &Graph, b: &Graph) -> bool {
         && a.nodes.iter().zip(&b.nodes).all(|(a, b)| a.name == b.name && a.op.name() == b.op.name())
 }
 
-/// The plan's strategies on a graph with other dimensions.
-fn strategy(plan: &Plan, graph: &Graph) -> Result<Strategy, planc_ir::sharding::StrategyError> {
-    let stage = &plan.stages[0];
+/// The strategies of a stage of the plan on a graph with other dimensions.
+fn strategy(stage: &Stage, expected: &Expected) -> Result<Strategy, StrategyError> {
+    let graph = &expected.graph;
     let program = &stage.program;
     let mesh = program.mesh.clone();
     let loaded: BTreeMap<&str, &Sharding> = [&program.inputs, &program.weights, &program.constants]
@@ -121,7 +134,7 @@ fn strategy(plan: &Plan, graph: &Graph) -> Result<Strategy, planc_ir::sharding::
         .map(|&id| (program.buffer(id).name.as_str(), &program.buffer(id).sharding))
         .collect();
     let ops = stage.strategy.iter().map(|s| s.strategy.clone()).collect();
-    Strategy::from_ops(graph, mesh.clone(), ops, |v| {
+    let strategy = Strategy::from_ops(graph, mesh.clone(), ops, |v| {
         let value = graph.value(v);
         match loaded.get(value.name.as_str()) {
             Some(&home) if home.dims.len() == value.ty.rank() => {
@@ -129,7 +142,8 @@ fn strategy(plan: &Plan, graph: &Graph) -> Result<Strategy, planc_ir::sharding::
             }
             _ => Sharding::replicated(value.ty.rank()),
         }
-    })
+    })?;
+    Ok(Strategy { gather_again: expected.gather_again, ..strategy })
 }
 
 fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
@@ -139,11 +153,11 @@ fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
     CostModel::new(&cluster, &catalogue).map_err(bad)
 }
 
-/// Runs a program of what was planned and the reference on the same random inputs.
+/// Runs programs of the stages of what was planned and the reference on the same random inputs.
 fn run(
     mut what: String,
     graphs: &Graphs,
-    program: &Program,
+    stages: Vec<Stage>,
     path: &Path,
     seed: u64,
 ) -> Result<Numerical, VerifyError> {
@@ -158,24 +172,38 @@ fn run(
         if graphs.is_raised {
             what.push_str(", against the raised model's step");
         }
-        let worst = step::run(graphs, &training.learning_rate, program, weights, seed)?;
+        let worst = step::run(graphs, &training.learning_rate, stages, weights, seed)?;
         return Ok(Numerical::Compared { what, worst });
     }
     let named = named(graph);
     let inputs = random_inputs(&named, seed)?;
-    let constants = constants(&graphs.planned);
     let ordered: Vec<Tensor> = named.iter().map(|n| inputs[&n.name].clone()).collect();
     let expected = interp::evaluate(graph, &ordered, &Loaded(&weights))?;
-    let found = planc_runtime::execute(program, &weights, &constants, &inputs)?;
+    let constants = constants(&graphs.planned);
+    let mut executor = Executor::of_stages(stages, &graphs.channels, &weights, &constants)?;
+    let found = in_order(&graphs.planned, executor.run(&inputs)?)?;
 
     let mut worst = Comparison { max_abs: 0.0, max_rel: 0.0, equal: true };
-    for ((_, found), expected) in found.iter().zip(&expected) {
+    for (found, expected) in found.iter().zip(&expected) {
         let c = compare(found, expected, tolerance(expected.dtype()));
         worst.max_abs = worst.max_abs.max(c.max_abs);
         worst.max_rel = worst.max_rel.max(c.max_rel);
         worst.equal &= c.equal;
     }
     Ok(Numerical::Compared { what, worst })
+}
+
+/// The results of all stages in the order of a graph's outputs.
+pub(super) fn in_order(
+    graph: &Graph,
+    results: Vec<(String, Tensor)>,
+) -> Result<Vec<Tensor>, VerifyError> {
+    let results: BTreeMap<String, Tensor> = results.into_iter().collect();
+    let result = |&v: &ValueId| {
+        let name = &graph.value(v).name;
+        results.get(name).cloned().ok_or_else(|| VerifyError::NoResult { name: name.clone() })
+    };
+    graph.outputs.iter().map(result).collect()
 }
 
 /// The inputs of a graph.

@@ -4,13 +4,13 @@
 //! zero. The learning rate is large, so that an update shows in the parameter.
 
 use super::compare::{Comparison, Tolerance, compare, random_inputs};
-use super::numbers::{Loaded, constants, named};
+use super::numbers::{Loaded, constants, in_order, named};
 use super::{Graphs, VerifyError};
 use planc_ir::graph::{Graph, ValueDef};
 use planc_ir::interp::evaluate_step;
 use planc_ir::ops::Op;
 use planc_ir::ops::optimizer_step::{FIRST_STATE, Rule};
-use planc_ir::program::Program;
+use planc_ir::plan::Stage;
 use planc_ir::{DType, EvalError, Tensor, ValueId};
 use planc_runtime::{Executor, RunError};
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ const LEARNING_RATE: f64 = 0.5;
 /// Differences that count for nothing, whatever the tensor's elements: gradients that are zero but for rounding.
 const ROUNDING: f64 = 1e-6;
 
-/// Runs a step of `program` and of the reference on the same random inputs; the largest difference.
+/// Runs a step of the stages' programs and of the reference on the same random inputs; the largest difference.
 pub(super) fn run(
     graphs: &Graphs,
     learning_rate: &str,
-    program: &Program,
+    stages: Vec<Stage>,
     mut weights: BTreeMap<String, Tensor>,
     seed: u64,
 ) -> Result<Comparison, VerifyError> {
@@ -51,8 +51,9 @@ pub(super) fn run(
     };
     let ordered: Vec<Vec<Tensor>> = batches.iter().map(ordered).collect();
     let expected = evaluate_step(&graphs.reference, &ordered, &Loaded(&weights))?;
-    let mut executor = Executor::new(program.clone(), &weights, &constants(&graphs.planned))?;
-    let outputs = executor.step(&batches)?;
+    let constants = constants(&graphs.planned);
+    let mut executor = Executor::of_stages(stages, &graphs.channels, &weights, &constants)?;
+    let outputs = in_order(&graphs.planned, executor.step(&batches)?)?;
 
     let relative = relative(&graphs.reference);
     let mut worst = Comparison { max_abs: 0.0, max_rel: 0.0, equal: true };
@@ -65,7 +66,7 @@ pub(super) fn run(
         worst.max_rel = worst.max_rel.max(c.max_rel);
         worst.equal &= c.equal;
     };
-    for ((_, found), expected) in outputs.iter().zip(&expected.outputs) {
+    for (found, expected) in outputs.iter().zip(&expected.outputs) {
         against(found, expected);
     }
     for (name, expected) in &expected.next {

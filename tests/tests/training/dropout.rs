@@ -1,15 +1,18 @@
 //! Dropout in training steps: the same elements are dropped under every strategy, and others each time.
 
-use super::support::{How, planned};
+use super::support::{How, pipelined, planned};
+use super::verify::{assert_good, found};
 use planc::rewrite::raise;
 use planc::search::baselines::baselines;
 use planc::search::blocks::Blocks;
 use planc::search::space::Space;
 use planc::search::{SearchOptions, search};
+use planc::stages::Pipelining;
 use planc::train::policy::Asked;
 use planc::train::recompute::recompute;
 use planc::train::{Loss, Precision, Recompute, Step, TrainError, TrainOptions, step};
 use planc::verify::{Numerical, Options, verify};
+use planc_codegen::Schedule;
 use planc_ir::onnx::import;
 use planc_ir::onnx::tensor::to_proto;
 use planc_ir::onnx::wire::{GraphProto, NodeProto};
@@ -348,6 +351,32 @@ fn plans_that_drop_are_verified() {
     assert!(findings(&tampered).contains("kernel is not what its op lowers to"));
     tampered.training.as_mut().expect("training").settings["step"]["dropout"] = ().into();
     assert!(!findings(&tampered).is_empty());
+}
+
+/// Stages of a pipeline drop, and compute again what was dropped, as the whole does.
+#[test]
+fn pipelines_that_drop_are_verified() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = gpt(folder.path(), 4);
+    let kind = Pipelining { stages: 2, schedule: Schedule::OneFOneB, chunks: 1 };
+    let two = Mesh::new([("device", 2)]);
+    for recompute in [Recompute::Blocks(u32::MAX), Recompute::Cheap] {
+        let asked = Asked { recompute: Some(recompute), gather_again: None };
+        let how = How::Baseline("ZeRO 2");
+        let plan = pipelined(&path, &batch(0), &options(4), asked, kind, &two, how);
+        for stage in &plan.stages {
+            assert!(stage.strategy.iter().any(|s| s.node.ends_with(":again")), "{recompute}");
+        }
+        assert_good(&plan, &path);
+        let changed = found(&plan, &path, |plan| {
+            let settings = &mut plan.training.as_mut().expect("training").settings;
+            settings["pipeline"]["recompute"][1] = "nothing".into();
+        });
+        assert!(changed.starts_with("stage 1: the plan has strategies for"), "{changed}");
+    }
+    let kind = Pipelining { schedule: Schedule::ZeroBubbleV, chunks: 2, ..kind };
+    let (asked, how) = (Asked::default(), How::Searched);
+    assert_good(&pipelined(&path, &batch(0), &options(4), asked, kind, &two, how), &path);
 }
 
 /// The count of micro-batches is state only where something is dropped.

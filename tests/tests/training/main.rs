@@ -11,3 +11,4 @@ mod plans;
 mod resume;
 mod support;
 mod verify;
+mod verify_pipelines;

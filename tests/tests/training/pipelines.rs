@@ -61,7 +61,7 @@ fn check(name: &str, recipe: &str, stages: u32) {
                 continue;
             }
             let kind = Pipelining { stages, schedule, chunks };
-            let plan = pipelined(path, inputs, &options, kind, &mesh, how);
+            let plan = pipelined(path, inputs, &options, Asked::default(), kind, &mesh, how);
             assert_eq!(plan.stages.len(), stages as usize);
             let found = losses(&reference, &plan, recipe.learning_rate);
             let far = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

@@ -12,7 +12,8 @@ use planc::train::{Loss, Optimizer, TrainOptions};
 use planc_cost_model::CostModel;
 use planc_ir::onnx::{Model, import};
 use planc_ir::ops::optimizer_step::Rule;
-use planc_ir::plan::Plan;
+use planc_ir::plan::{Plan, Stage};
+use planc_ir::program::Program;
 use planc_ir::sharding::{Mesh, Strategy};
 use planc_ir::{Graph, Tensor};
 use planc_tests::training::{self, LABELS, Recipe};
@@ -63,9 +64,16 @@ pub fn planned(
         let mut strategy = baseline(graph, mesh, &cost, name);
         strategy.gather_again = search.strategy.gather_again;
         let program = planc_codegen::partition(graph, &strategy, &cost);
-        plan.stages[0].program = program.expect("it is partitioned");
+        carry_out(&mut plan.stages[0], &strategy, program.expect("it is partitioned"));
     }
     read_back(&plan)
+}
+
+fn carry_out(stage: &mut Stage, strategy: &Strategy, program: Program) {
+    for (node, strategy) in stage.strategy.iter_mut().zip(&strategy.ops) {
+        node.strategy = strategy.clone();
+    }
+    stage.program = program;
 }
 
 fn read_back(plan: &Plan) -> Plan {
@@ -80,6 +88,7 @@ pub fn pipelined(
     path: &Path,
     inputs: &BTreeMap<String, Tensor>,
     options: &TrainOptions,
+    asked: Asked,
     kind: Pipelining,
     mesh: &Mesh,
     how: How,
@@ -92,7 +101,6 @@ pub fn pipelined(
         pipeline: Some(Pipelines::Of(kind)),
         ..SearchOptions::default()
     };
-    let asked = Asked::default();
     let compiled = compile_step(&model, &file, &cost, &search, options, asked, &|_| ())
         .unwrap_or_else(|e| panic!("{}, {kind:?}: {e}", path.display()));
     let mut plan = compiled.plan;
@@ -105,7 +113,7 @@ pub fn pipelined(
             let order = &stage.program.order;
             let (graph, chunks) = (&compiled.graph, &compiled.chunk_of);
             let program = planc_codegen::stage(graph, &strategy, &cost, chunks, order);
-            stage.program = program.expect("it is partitioned");
+            carry_out(stage, &strategy, program.expect("it is partitioned"));
         }
     }
     read_back(&plan)

@@ -40,7 +40,7 @@ fn accumulating(options: &mut TrainOptions) {
 }
 
 #[track_caller]
-fn assert_good(plan: &Plan, path: &Path) {
+pub fn assert_good(plan: &Plan, path: &Path) {
     let report = verify(plan, path, &Options::default()).expect("it is checked");
     assert!(report.findings.is_empty(), "{:#?}", &report.findings[..report.findings.len().min(5)]);
     eprintln!("{}: {:?}", path.display(), report.numerical);
@@ -96,7 +96,7 @@ fn convolutions_are_verified() {
 
 /// What is found of a plan once it is changed.
 #[track_caller]
-fn found(plan: &Plan, path: &Path, change: impl FnOnce(&mut Plan)) -> String {
+pub fn found(plan: &Plan, path: &Path, change: impl FnOnce(&mut Plan)) -> String {
     let mut changed = plan.clone();
     change(&mut changed);
     assert_ne!(changed, *plan, "something is changed");

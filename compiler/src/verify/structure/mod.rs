@@ -1,33 +1,103 @@
 //! The structural check: see the module above.
+//!
+//! Each stage of a plan is checked against the graph that it should compute, and the ways between stages against
+//! those of the cut. A plan without a pipeline has one stage.
 
+mod matching;
+mod nodes;
 mod state;
 
 use super::Graphs;
+use super::graphs::Expected;
 use crate::emit;
-use planc_ir::graph::{Extents, Graph, NodeId, Value, ValueDef};
-use planc_ir::plan::{NodeStrategy, Plan, Stage, Training};
+use matching::Matching;
+use planc_ir::graph::{Extents, Graph, Value, ValueDef};
+use planc_ir::plan::{Channel, ModelRef, Named, Plan, Stage, Training, pipeline};
 use planc_ir::program::{self, BufferId, Instr, Kernel, Program};
 use planc_ir::scalar::ScalarFn;
-use planc_ir::sharding::op_shardings;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is wrong with the plan's structure as a plan of a model.
 pub fn check(plan: &Plan, graphs: &Graphs) -> Vec<String> {
-    let graph = &graphs.planned;
-    let [stage] = plan.stages.as_slice() else {
-        return vec![format!("the plan has {} stages; one is supported", plan.stages.len())];
-    };
-    let mut findings: Vec<String> =
-        program::verify::verify(&stage.program).iter().map(ToString::to_string).collect();
+    let (found, expected) = (plan.stages.len(), graphs.stages.len());
+    if found != expected {
+        return vec![format!("the plan has {found} stages, not {expected}")];
+    }
+    let mut findings = unsound(plan);
     if findings.is_empty() {
-        interface(&stage.program, graph, &mut findings);
-        contents(plan, &stage.program, graph, &mut findings);
-        nodes(stage, graph, &mut findings);
-        state::check(&stage.program, graph, &mut findings);
+        for (at, (has, expected)) in plan.stages.iter().zip(&graphs.stages).enumerate() {
+            let mut found = Vec::new();
+            stage(plan, has, expected, &mut found);
+            findings.extend(found.into_iter().map(|what| of_stage(plan, at, &what)));
+        }
+        channels(&plan.channels, &graphs.channels, &mut findings);
+        model(&plan.model, &graphs.planned, &mut findings);
         training(plan.training.as_ref(), graphs.training.as_ref(), &mut findings);
-        reshards(&stage.program, &mut findings);
     }
     findings
+}
+
+/// A finding of a stage, which it names if there are several.
+fn of_stage(plan: &Plan, stage: usize, what: &str) -> String {
+    match plan.stages.len() {
+        1 => what.to_string(),
+        _ => format!("stage {stage}: {what}"),
+    }
+}
+
+/// What is wrong with the programs whatever the model, and with how they fit together.
+fn unsound(plan: &Plan) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (at, stage) in plan.stages.iter().enumerate() {
+        let found = program::verify::verify(&stage.program);
+        findings.extend(found.iter().map(|f| of_stage(plan, at, &f.to_string())));
+    }
+    if findings.is_empty() {
+        let found = pipeline::check(&plan.stages, &plan.channels);
+        findings.extend(found.iter().map(ToString::to_string));
+    }
+    findings
+}
+
+/// A stage computes what is expected of it.
+fn stage(plan: &Plan, stage: &Stage, expected: &Expected, findings: &mut Vec<String>) {
+    let (program, graph) = (&stage.program, &expected.graph);
+    let matching = Matching::of(program, graph);
+    interface(program, graph, findings);
+    contents(plan, program, graph, findings);
+    nodes::check(stage, graph, &matching, findings);
+    state::check(program, expected, &matching, findings);
+    reshards(program, findings);
+}
+
+/// The ways between stages are those of the cut. (That one instruction uses each at either end is checked
+/// whatever the model.)
+fn channels(found: &[Channel], expected: &[Channel], findings: &mut Vec<String>) {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        findings.push(format!("the plan has {found} channels, not {expected}"));
+    }
+    let say = |c: &Channel| format!("hands on `{}` from stage {} to {}", c.value, c.from, c.to);
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        if found != expected {
+            findings.push(format!("channel {at} {}; it {}", say(found), say(expected)));
+        }
+    }
+}
+
+/// What the plan calls inputs and outputs are those of what was planned.
+fn model(says: &ModelRef, graph: &Graph, findings: &mut Vec<String>) {
+    let lists =
+        [("inputs", &says.inputs, &graph.inputs), ("outputs", &says.outputs, &graph.outputs)];
+    for (what, says, has) in lists {
+        let is_same = |(named, &v): (&Named, _)| {
+            let value = graph.value(v);
+            named.name == value.name && named.ty == value.ty
+        };
+        if says.len() != has.len() || !says.iter().zip(has).all(is_same) {
+            findings.push(format!("the plan names other {what} than the model has"));
+        }
+    }
 }
 
 /// What the plan says to who runs its steps is what the step has. (What it says in words is not looked at.)
@@ -121,96 +191,6 @@ fn is_copy(program: &Program, instr: &Instr) -> bool {
                 if program.buffer(from).name == program.buffer(to).name)
         }
         _ => false,
-    }
-}
-
-/// Each node appears once, as the kernel that its op lowers to, on its own values, in the shardings
-/// that its rule derives from its strategy.
-fn nodes(stage: &Stage, graph: &Graph, findings: &mut Vec<String>) {
-    let program = &stage.program;
-    if stage.strategy.len() != graph.nodes.len() {
-        findings.push(format!(
-            "the plan has strategies for {} nodes, the model has {} nodes",
-            stage.strategy.len(),
-            graph.nodes.len()
-        ));
-        return;
-    }
-    // Value names are unique, node names need not be: a kernel is found by what it writes.
-    let mut kernels: BTreeMap<&str, Vec<&Instr>> = BTreeMap::new();
-    let mut count = 0;
-    for instr in program.instrs.iter().filter(|i| !is_copy(program, i)) {
-        if let Instr::Kernel { outputs, .. } = instr {
-            count += 1;
-            if let Some(&first) = outputs.first() {
-                kernels.entry(program.buffer(first).name.as_str()).or_default().push(instr);
-            }
-        }
-    }
-    if count != graph.nodes.len() {
-        findings.push(format!("{count} kernels for {} nodes", graph.nodes.len()));
-    }
-    for (id, strategy) in graph.node_ids().zip(&stage.strategy) {
-        let first = graph.node(id).outputs.first().map(|&v| graph.value(v).name.as_str());
-        let found = first.and_then(|n| kernels.get(n)).map_or(&[][..], Vec::as_slice);
-        if let [instr] = found {
-            node(program, graph, id, strategy, instr, findings);
-        } else {
-            findings.push(format!(
-                "node `{}` is computed {} times",
-                graph.node(id).name,
-                found.len()
-            ));
-        }
-    }
-}
-
-fn node(
-    program: &Program,
-    graph: &Graph,
-    id: NodeId,
-    strategy: &NodeStrategy,
-    instr: &Instr,
-    findings: &mut Vec<String>,
-) {
-    let Instr::Kernel { kernel, inputs, outputs, .. } = instr else { return };
-    let node = graph.node(id);
-    let mut wrong = |what: String| findings.push(format!("node `{}`: {what}", node.name));
-    if strategy.node != node.name || strategy.op != node.op.name() {
-        wrong(format!("its strategy is that of {} `{}`", strategy.op, strategy.node));
-    }
-    if *kernel != node.op.lower() {
-        wrong("its kernel is not what its op lowers to".to_string());
-    }
-    let shardings = match op_shardings(graph, id, &program.mesh, &strategy.strategy) {
-        Ok(shardings) => shardings,
-        Err(e) => {
-            wrong(e.to_string());
-            return;
-        }
-    };
-    let sides = [
-        ("input", inputs, &node.inputs, shardings.inputs),
-        ("output", outputs, &node.outputs, shardings.outputs),
-    ];
-    for (side, buffers, values, expected) in sides {
-        if buffers.len() != values.len() {
-            wrong(format!("has {} {side}s, expected {}", buffers.len(), values.len()));
-            continue;
-        }
-        for ((&b, &v), sharding) in buffers.iter().zip(values).zip(expected) {
-            let (buffer, value) = (program.buffer(b), graph.value(v));
-            if buffer.name != value.name {
-                wrong(format!("{side} is `{}`, expected `{}`", buffer.name, value.name));
-            } else if buffer.sharding != sharding {
-                wrong(format!(
-                    "{side} `{}` is {}, its strategy needs {}",
-                    value.name,
-                    buffer.sharding.display(&program.mesh),
-                    sharding.display(&program.mesh)
-                ));
-            }
-        }
     }
 }
 

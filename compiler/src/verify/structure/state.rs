@@ -3,18 +3,32 @@
 //! That what is repeated and what state becomes make sense at all (types, places, order) is the program
 //! verifier's to check.
 
-use super::is_copy;
+use super::matching::Matching;
+use crate::verify::graphs::Expected;
 use planc_ir::graph::{Graph, Phase, ValueDef};
-use planc_ir::program::{Instr, Program};
+use planc_ir::program::passes::pass_of;
+use planc_ir::program::{Pass, PassInstrs, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) fn check(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
-    repeated(program, graph, findings);
-    carried(program, graph, findings);
+pub(super) fn check(
+    program: &Program,
+    expected: &Expected,
+    matching: &Matching,
+    findings: &mut Vec<String>,
+) {
+    repeated(program, expected, matching, findings);
+    carried(program, &expected.graph, findings);
 }
 
-/// What belongs to a micro-batch runs as often as there are micro-batches, the update once.
-fn repeated(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
+/// What belongs to a micro-batch runs as often as there are micro-batches, in the passes of its phase; the update
+/// runs once.
+fn repeated(
+    program: &Program,
+    expected: &Expected,
+    matching: &Matching,
+    findings: &mut Vec<String>,
+) {
+    let graph = &expected.graph;
     let all = program.instrs.len();
     let (count, end) = program.micro_batches.map_or((1, all), |m| (m.count, m.instrs));
     if count != graph.micro_batches {
@@ -22,27 +36,41 @@ fn repeated(program: &Program, graph: &Graph, findings: &mut Vec<String>) {
         findings
             .push(format!("the program has {count} micro-batches, the model's step {expected}"));
     }
-    if count <= 1 {
+    if count <= 1 && program.passes.is_empty() {
         return;
     }
-    let phases: BTreeMap<&str, Phase> = graph
-        .nodes
-        .iter()
-        .flat_map(|n| n.outputs.iter().map(|&v| (graph.value(v).name.as_str(), n.phase)))
-        .collect();
-    for (at, instr) in program.instrs.iter().enumerate().filter(|(_, i)| !is_copy(program, i)) {
-        let Instr::Kernel { node, outputs, .. } = instr else { continue };
-        let phase = outputs.first().and_then(|&b| phases.get(program.buffer(b).name.as_str()));
-        match phase {
-            Some(Phase::Update) if at < end => {
-                findings.push(format!("node `{node}` runs for each micro-batch, not once a step"));
+    let pass_of = pass_of(program);
+    for (index, (node, instrs)) in graph.nodes.iter().zip(&matching.of_node).enumerate() {
+        let chunk = expected.chunk_of.get(index).copied().unwrap_or(0);
+        for &at in instrs {
+            let name = &node.name;
+            match (node.phase, pass_of[at].map(|pass| program.passes[pass])) {
+                (Phase::Update, _) if at < end => findings
+                    .push(format!("node `{name}` runs for each micro-batch, not once a step")),
+                (Phase::Forward | Phase::Backward, _) if at >= end => findings
+                    .push(format!("node `{name}` runs once a step, not for each micro-batch")),
+                (phase, Some(pass)) if !has(pass, phase, chunk) => {
+                    let PassInstrs { pass, chunk: found, .. } = pass;
+                    let phase = phase.name();
+                    findings.push(format!(
+                        "node `{name}` of the {phase} phase of chunk {chunk} runs in the {pass} pass of \
+                         chunk {found}"
+                    ));
+                }
+                _ => {}
             }
-            Some(Phase::Forward | Phase::Backward) if at >= end => {
-                findings.push(format!("node `{node}` runs once a step, not for each micro-batch"));
-            }
-            _ => {}
         }
     }
+}
+
+/// Whether nodes of a phase of a chunk belong into a pass.
+fn has(pass: PassInstrs, phase: Phase, chunk: u32) -> bool {
+    let is_phase = match phase {
+        Phase::Forward => pass.pass == Pass::Forward,
+        Phase::Backward => matches!(pass.pass, Pass::Backward | Pass::Weights),
+        Phase::Update => false,
+    };
+    is_phase && pass.chunk == chunk
 }
 
 /// State becomes what it becomes in the graph, and nothing else is state.
