@@ -150,7 +150,10 @@ fn is_no_such_pipeline(error: &CompileError) -> bool {
     match error {
         CompileError::Arena { .. } => true,
         CompileError::Stage(error) => {
-            matches!(**error, Schedule(_) | Parts { .. } | Search(NothingFits { .. } | Stopped))
+            matches!(
+                **error,
+                Schedule(_) | Parts { .. } | Recompute | Search(NothingFits { .. } | Stopped)
+            )
         }
         _ => false,
     }
