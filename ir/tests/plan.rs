@@ -374,10 +374,10 @@ fn faults(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<String> 
 /// The fields of an object that may be left out.
 fn optional(pointer: &str) -> &'static [&'static str] {
     match pointer.rsplit('/').next() {
-        Some("") => &["training"],
+        Some("") => &["training", "channels"],
         Some("training") => &["labels"],
-        Some("program") => &["accumulators", "micro_batches", "carried"],
-        _ => &["shares", "location", "kind", "dynamic", "exposed_us"],
+        Some("program") => &["accumulators", "micro_batches", "passes", "order", "carried"],
+        _ => &["shares", "location", "kind", "dynamic", "copies", "chunk", "exposed_us"],
     }
 }
 
