@@ -103,9 +103,10 @@ pub fn check(
     let mut stages = plan.stages.clone();
     for ((stage, strategy), expected) in stages.iter_mut().zip(&strategies).zip(&small.stages) {
         let (graph, order) = (&expected.graph, &stage.program.order);
-        stage.program = match order.is_empty() {
-            true => planc_codegen::partition(graph, strategy, &cost)?,
-            false => planc_codegen::stage(graph, strategy, &cost, &expected.chunk_of, order)?,
+        stage.program = if order.is_empty() {
+            planc_codegen::partition(graph, strategy, &cost)?
+        } else {
+            planc_codegen::stage(graph, strategy, &cost, &expected.chunk_of, order)?
         };
     }
     run(what, &small, stages, path, options.seed)

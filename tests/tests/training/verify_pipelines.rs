@@ -287,7 +287,7 @@ fn mutate(value: &mut Value, rng: &mut fastrand::Rng) {
             match rng.u32(..8) {
                 0 => drop(list.remove(at)),
                 1 => list.push(list[at].clone()),
-                2 => list.swap(at, rng.usize(..at + 1)),
+                2 => list.swap(at, rng.usize(..=at)),
                 _ => mutate(&mut list[at], rng),
             }
         }
