@@ -9,7 +9,8 @@
 //!    the reference evaluation of the model as it was imported, which checks the raising too, on the model's own dimensions if that is cheap, else on small ones.
 //!
 //! A plan of training steps says what its step was made from ([`Settings`]), so the step is made again and the
-//! plan is compared with that. The numbers of a step are its outputs and all state after it.
+//! plan is compared with that. The numbers of a step are its outputs and all state after it. Of a pipeline, the step
+//! is cut again, each stage is compared with its own part, and all stages run together.
 
 pub mod compare;
 mod graphs;

@@ -357,7 +357,7 @@ fn plans_that_drop_are_verified() {
 #[test]
 fn pipelines_that_drop_are_verified() {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = gpt(folder.path(), 4);
+    let path = gpt(folder.path(), 8);
     let kind = Pipelining { stages: 2, schedule: Schedule::OneFOneB, chunks: 1 };
     let two = Mesh::new([("device", 2)]);
     for recompute in [Recompute::Blocks(u32::MAX), Recompute::Cheap] {
@@ -372,7 +372,7 @@ fn pipelines_that_drop_are_verified() {
             let settings = &mut plan.training.as_mut().expect("training").settings;
             settings["pipeline"]["recompute"][1] = "nothing".into();
         });
-        assert!(changed.starts_with("stage 1: the plan has strategies for"), "{changed}");
+        assert!(changed.contains("stage 1: the plan has strategies for"), "{changed}");
     }
     let kind = Pipelining { schedule: Schedule::ZeroBubbleV, chunks: 2, ..kind };
     let (asked, how) = (Asked::default(), How::Searched);
