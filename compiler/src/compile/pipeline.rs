@@ -84,7 +84,7 @@ pub(super) fn best(
         match carried_out(context, step, train, point.pipeline) {
             Ok(found) => {
                 let Prediction { total_us, memory_bytes, .. } = found.plan.predicted;
-                let name = format!("even stages: {} x {}", kind.stages, kind.schedule);
+                let name = format!("even {} x {}", kind.stages, kind.schedule);
                 grid = Some(Baseline { name, mesh, total_us, memory_bytes, fits: true });
                 if total_us < least_us {
                     (least_us, best) = (total_us, Some(found));
