@@ -112,13 +112,7 @@ fn rows(space: &Space<'_>, form_of: &BTreeMap<(usize, Phase), usize>) -> BTreeSe
 }
 
 /// From when to when something that is used in between is held, and how often: see [`Graph::under_way`].
-fn kept(
-    graph: &Graph,
-    from: usize,
-    to: usize,
-    copies: u32,
-    is_input: bool,
-) -> (usize, usize, u64) {
+fn kept(graph: &Graph, from: usize, to: usize, copies: u32, is_input: bool) -> (usize, usize, u64) {
     let end = graph.nodes.len();
     let phase = |at: usize| graph.nodes.get(at).or(graph.nodes.last()).map(|n| n.phase);
     let crosses = phase(from) == Some(Phase::Forward) && phase(to) == Some(Phase::Backward);

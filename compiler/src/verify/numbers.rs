@@ -4,7 +4,7 @@ use super::compare::{Comparison, Tolerance, compare, random_inputs};
 use super::{Graphs, Options, VerifyError, imported, step};
 use crate::emit::matrix_flops;
 use crate::train::Settings;
-use planc_cost_model::{Catalogue, Cluster, CostModel};
+use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, ValueDef, WeightSource};
 use planc_ir::onnx::import;
 use planc_ir::plan::{Named, Plan};
@@ -94,7 +94,8 @@ pub fn check(
         }
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
-    let program = planc_codegen::partition(&small.planned, &strategy, &cost_model(plan)?)?;
+    let cost = CostModel::of_plan(plan).map_err(|e| VerifyError::Cluster(e.to_string()))?;
+    let program = planc_codegen::partition(&small.planned, &strategy, &cost)?;
     run(what, &small, &program, path, options.seed)
 }
 
@@ -130,13 +131,6 @@ fn strategy(plan: &Plan, graph: &Graph) -> Result<Strategy, planc_ir::sharding::
             _ => Sharding::replicated(value.ty.rank()),
         }
     })
-}
-
-fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
-    let bad = |e: planc_cost_model::CostError| VerifyError::Cluster(e.to_string());
-    let catalogue = Catalogue::shipped().map_err(bad)?;
-    let cluster = Cluster::from_json(&plan.cluster.to_string(), &catalogue).map_err(bad)?;
-    CostModel::new(&cluster, &catalogue).map_err(bad)
 }
 
 /// Runs a program of what was planned and the reference on the same random inputs.
