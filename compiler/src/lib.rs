@@ -14,5 +14,6 @@ pub mod report;
 pub mod rewrite;
 pub mod search;
 pub mod stages;
+pub mod trace;
 pub mod train;
 pub mod verify;

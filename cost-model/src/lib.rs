@@ -29,6 +29,7 @@ pub mod placement;
 pub mod preset;
 pub mod profile;
 pub mod simulate;
+pub mod timeline;
 
 pub use catalogue::Catalogue;
 pub use cluster::{Cluster, NodeGroup};
@@ -42,3 +43,4 @@ pub use pipeline::{PartTimes, PipelineSimulation, PipelineTimes, Span};
 pub use placement::GroupFacts;
 pub use profile::Profile;
 pub use simulate::{Simulation, simulate};
+pub use timeline::{Timeline, timeline};

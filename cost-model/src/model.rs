@@ -7,6 +7,7 @@ use crate::compute::DeviceModel;
 use crate::error::CostError;
 use crate::placement::{GroupFacts, Placement};
 use planc_ir::ops::Work;
+use planc_ir::plan::Plan;
 use planc_ir::sharding::reshard::{Step, StepCost};
 use planc_ir::sharding::{AxisId, Mesh};
 use planc_ir::{DType, TensorType};
@@ -38,6 +39,13 @@ impl CostModel {
         let distinct = (0..devices.len()).filter(is_first).collect();
         let placement = Placement::new(cluster.clone());
         Ok(Self { placement, devices, distinct, facts: RwLock::default() })
+    }
+
+    /// The model of the cluster that a plan was made for.
+    pub fn of_plan(plan: &Plan) -> Result<Self, CostError> {
+        let catalogue = Catalogue::shipped()?;
+        let cluster = Cluster::from_json(&plan.cluster.to_string(), &catalogue)?;
+        Self::new(&cluster, &catalogue)
     }
 
     /// The cluster.

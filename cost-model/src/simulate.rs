@@ -51,20 +51,19 @@ impl Simulation {
 
 /// Simulates a program in which the verifier finds nothing.
 pub fn simulate(program: &Program, costs: &CostModel) -> Simulation {
-    let slowdown = costs.overlap_slowdown();
     let mut sum = Simulation::default();
     let end = program.instrs.len();
     let (repeated, count) =
         program.micro_batches.map_or((end, 1), |m| (m.instrs.min(end), m.count));
-    sum.add(&part(program, &program.instrs[..repeated], costs, slowdown), f64::from(count));
-    sum.add(&part(program, &program.instrs[repeated..], costs, slowdown), 1.0);
+    sum.add(&part(program, 0..repeated, costs).0, f64::from(count));
+    sum.add(&part(program, repeated..end, costs).0, 1.0);
     sum
 }
 
-/// Simulates some of a program's instructions, which must not wait for what others issue.
-pub fn simulate_instrs(program: &Program, instrs: Range<usize>, costs: &CostModel) -> Simulation {
-    let instrs = program.instrs.get(instrs).unwrap_or_default();
-    part(program, instrs, costs, costs.overlap_slowdown())
+/// When each of some of a program's instructions runs, which must not wait for what others issue: the first begins
+/// at 0.
+pub fn spans(program: &Program, instrs: Range<usize>, costs: &CostModel) -> Vec<InstrSpan> {
+    part(program, instrs, costs).1
 }
 
 /// Time of an instruction by itself, on the slowest device.
@@ -95,22 +94,145 @@ pub fn instr_us(program: &Program, instr: &Instr, costs: &CostModel) -> f64 {
     }
 }
 
+/// One of a rank's two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stream {
+    /// Kernels, local steps, and waiting.
+    Compute,
+    /// Collectives.
+    Communication,
+}
+
+/// An instruction, and when it runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InstrSpan {
+    /// Its number in the program.
+    pub instr: usize,
+    /// Where it runs; a collective that takes both streams is on that of communication.
+    pub stream: Stream,
+    /// When it starts.
+    pub start_us: f64,
+    /// When it ends.
+    pub end_us: f64,
+}
+
+/// When the last instruction ends; they begin at 0.
+pub fn end_us(spans: &[InstrSpan]) -> f64 {
+    spans.iter().map(|s| s.end_us).fold(0.0, f64::max)
+}
+
 /// An issue that is not done.
 struct InFlight {
     /// Its number among the issues.
     number: usize,
+    /// The instruction.
+    instr: usize,
     /// What of it is left.
     left_us: f64,
 }
 
-/// The two streams.
-struct Streams {
+/// A rank's two streams on their way through a program.
+pub(crate) struct Streams<'a> {
+    program: &'a Program,
+    costs: &'a CostModel,
     slowdown: f64,
     now_us: f64,
     in_flight: VecDeque<InFlight>,
+    /// When the first of those in flight began.
+    issue_start_us: f64,
+    /// How many have been issued.
+    issues: usize,
+    issued_by: BTreeMap<BufferId, usize>,
+    spans: Vec<InstrSpan>,
+    sum: Simulation,
 }
 
-impl Streams {
+impl<'a> Streams<'a> {
+    /// Streams on which nothing runs.
+    pub(crate) fn new(program: &'a Program, costs: &'a CostModel, now_us: f64) -> Self {
+        Self {
+            program,
+            costs,
+            slowdown: costs.overlap_slowdown(),
+            now_us,
+            in_flight: VecDeque::new(),
+            issue_start_us: now_us,
+            issues: 0,
+            issued_by: BTreeMap::new(),
+            spans: Vec::new(),
+            sum: Simulation::default(),
+        }
+    }
+
+    /// The time on the compute stream.
+    pub(crate) const fn now_us(&self) -> f64 {
+        self.now_us
+    }
+
+    /// Runs the instruction of this number. A receive finds what it receives.
+    pub(crate) fn run(&mut self, number: usize) {
+        let instr = &self.program.instrs[number];
+        let us = instr_us(self.program, instr, self.costs);
+        if let Some((step, ..)) = instr.steps().next() {
+            *self.sum.communication_us.entry(step.name().to_string()).or_default() += us;
+        }
+        let mut start_us = self.now_us;
+        let mut stream = Stream::Compute;
+        match instr {
+            Instr::Kernel { .. } => {
+                self.sum.compute_us += us;
+                self.compute(us);
+            }
+            Instr::Reshard { step, .. } if step.is_collective() => {
+                self.wait(self.issues);
+                (start_us, stream) = (self.now_us, Stream::Communication);
+                self.now_us += us;
+            }
+            Instr::Reshard { .. } => self.compute(us),
+            Instr::Issue { outputs, .. } => {
+                self.issues += 1;
+                self.issued_by.extend(outputs.iter().map(|&b| (b, self.issues)));
+                if self.in_flight.is_empty() {
+                    self.issue_start_us = self.now_us;
+                }
+                let issue = InFlight { number: self.issues, instr: number, left_us: us };
+                self.in_flight.push_back(issue);
+                return; // has its span when it is done
+            }
+            Instr::Wait { buffer } => {
+                if let Some(&issue) = self.issued_by.get(buffer) {
+                    self.wait(issue);
+                }
+            }
+            Instr::Send { .. } | Instr::Receive { .. } => {}
+        }
+        self.spans.push(InstrSpan { instr: number, stream, start_us, end_us: self.now_us });
+    }
+
+    /// Runs the receive of this number, of what is there at that time.
+    pub(crate) fn receive(&mut self, number: usize, at_us: f64) {
+        let start_us = self.now_us;
+        while let Some(issue) = self.in_flight.front_mut() {
+            if self.now_us + issue.left_us > at_us {
+                issue.left_us -= (at_us - self.now_us).max(0.0);
+                break;
+            }
+            self.now_us += issue.left_us;
+            self.issue_done();
+        }
+        self.now_us = self.now_us.max(at_us);
+        let (stream, end_us) = (Stream::Compute, self.now_us);
+        self.spans.push(InstrSpan { instr: number, stream, start_us, end_us });
+    }
+
+    /// Lets what is in flight come to its end, and says what ran when, in order of the starts.
+    pub(crate) fn end(mut self) -> (Simulation, Vec<InstrSpan>) {
+        self.wait(self.issues);
+        self.sum.total_us = self.now_us;
+        self.spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(a.instr.cmp(&b.instr)));
+        (self.sum, self.spans)
+    }
+
     /// Runs something on the compute stream, and what is in flight beside it.
     fn compute(&mut self, mut left_us: f64) {
         while left_us > 0.0 {
@@ -126,7 +248,7 @@ impl Streams {
             }
             self.now_us += issue.left_us;
             left_us -= issue.left_us / self.slowdown;
-            self.in_flight.pop_front();
+            self.issue_done();
         }
     }
 
@@ -134,48 +256,29 @@ impl Streams {
     fn wait(&mut self, number: usize) {
         while let Some(issue) = self.in_flight.front().filter(|i| i.number <= number) {
             self.now_us += issue.left_us;
-            self.in_flight.pop_front();
+            self.issue_done();
+        }
+    }
+
+    /// Ends the first issue in flight; the one after it begins.
+    fn issue_done(&mut self) {
+        if let Some(InFlight { instr, .. }) = self.in_flight.pop_front() {
+            let (start_us, end_us) = (self.issue_start_us, self.now_us);
+            let stream = Stream::Communication;
+            self.spans.push(InstrSpan { instr, stream, start_us, end_us });
+            self.issue_start_us = end_us;
         }
     }
 }
 
-fn part(program: &Program, instrs: &[Instr], costs: &CostModel, slowdown: f64) -> Simulation {
-    let mut sum = Simulation::default();
-    let mut streams = Streams { slowdown, now_us: 0.0, in_flight: VecDeque::new() };
-    let mut issues = 0;
-    let mut issued_by: BTreeMap<BufferId, usize> = BTreeMap::new();
-    for instr in instrs {
-        let us = instr_us(program, instr, costs);
-        if let Some((step, ..)) = instr.steps().next() {
-            *sum.communication_us.entry(step.name().to_string()).or_default() += us;
-        }
-        match instr {
-            Instr::Kernel { .. } => {
-                sum.compute_us += us;
-                streams.compute(us);
-            }
-            Instr::Reshard { step, .. } => {
-                if step.is_collective() {
-                    streams.wait(issues);
-                    streams.now_us += us;
-                } else {
-                    streams.compute(us);
-                }
-            }
-            Instr::Issue { outputs, .. } => {
-                issues += 1;
-                issued_by.extend(outputs.iter().map(|&b| (b, issues)));
-                streams.in_flight.push_back(InFlight { number: issues, left_us: us });
-            }
-            Instr::Wait { buffer } => {
-                if let Some(&issue) = issued_by.get(buffer) {
-                    streams.wait(issue);
-                }
-            }
-            Instr::Send { .. } | Instr::Receive { .. } => {}
-        }
+fn part(
+    program: &Program,
+    instrs: Range<usize>,
+    costs: &CostModel,
+) -> (Simulation, Vec<InstrSpan>) {
+    let mut streams = Streams::new(program, costs, 0.0);
+    for number in instrs.start..instrs.end.min(program.instrs.len()) {
+        streams.run(number);
     }
-    streams.wait(issues);
-    sum.total_us = streams.now_us;
-    sum
+    streams.end()
 }

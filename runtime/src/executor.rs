@@ -18,9 +18,9 @@ pub const MAX_RANKS: u64 = 1024;
 /// A program, or those of the stages of a pipeline, with their weights in place, ready to run any number of times.
 #[derive(Debug)]
 pub struct Executor {
-    stages: Vec<StageProgram>,
+    pub(crate) stages: Vec<StageProgram>,
     /// Of all stages, one after the other.
-    ranks: Vec<Rank>,
+    pub(crate) ranks: Vec<Rank>,
 }
 
 /// Runs a program once. Inputs and results are whole tensors.

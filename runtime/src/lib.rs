@@ -2,6 +2,7 @@
 //!
 //! * [`Session`] loads a plan for a model, with every rank's slices of the weights, and runs it.
 //! * [`Session::train_step`] trains; [`checkpoint`] keeps what was trained, [`data`] is what it is trained on.
+//! * [`timing`] says when each rank ran what, where that is asked for.
 //! * [`Executor`] and [`execute`] run bare [`Program`](planc_ir::program::Program)s, those of the stages of a pipeline
 //!   side by side.
 //! * [`device`] computes kernels on local buffers. The one device is the CPU.
@@ -25,6 +26,7 @@ pub mod safetensors_file;
 pub mod session;
 mod stage;
 mod threads;
+pub mod timing;
 pub mod training;
 pub mod weights;
 
@@ -32,6 +34,7 @@ pub use error::{CommError, KernelError, RunError, WeightError};
 pub use executor::{Executor, execute};
 pub use rank::MemoryUse;
 pub use session::Session;
+pub use timing::{InstrTime, RankTimes};
 pub use training::TrainStep;
 pub use weights::Weights;
 

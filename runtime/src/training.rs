@@ -40,6 +40,19 @@ impl Session {
         micro_batches: &[BTreeMap<String, Tensor>],
         learning_rate: f32,
     ) -> Result<TrainStep, RunError> {
+        self.train_step_by(micro_batches, learning_rate, Executor::step)
+    }
+
+    /// The same, where `step` runs the step.
+    pub(crate) fn train_step_by(
+        &mut self,
+        micro_batches: &[BTreeMap<String, Tensor>],
+        learning_rate: f32,
+        step: impl FnOnce(
+            &mut Executor,
+            &[BTreeMap<String, Tensor>],
+        ) -> Result<Vec<(String, Tensor)>, RunError>,
+    ) -> Result<TrainStep, RunError> {
         let training = self.training.as_ref().ok_or(RunError::NoTraining)?;
         let ty = self
             .executor
@@ -56,7 +69,7 @@ impl Session {
         };
         let micro_batches: Vec<_> = micro_batches.iter().map(with_rate).collect();
         let loss_name = training.loss.clone();
-        let outputs = self.executor.step(&micro_batches)?;
+        let outputs = step(&mut self.executor, &micro_batches)?;
         let outputs = self.in_order(outputs);
         self.steps_done = self.steps_done.saturating_add(1);
         let loss = outputs.iter().find(|(name, t)| *name == loss_name && t.len() == 1);

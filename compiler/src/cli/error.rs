@@ -24,6 +24,8 @@ pub enum CliError {
     #[error("{0}")]
     Data(#[from] planc_runtime::data::DataError),
     #[error("{0}")]
+    Trace(#[from] planc::trace::TraceError),
+    #[error("{0}")]
     Verify(#[from] planc::verify::VerifyError),
     #[error("{0}")]
     Model(#[from] planc_models::ModelError),

@@ -14,6 +14,7 @@ mod ops;
 mod plan;
 mod progress;
 mod run;
+mod trace;
 mod train;
 mod training;
 mod verify;
@@ -42,6 +43,8 @@ enum Verb {
     Run(run::Args),
     /// Train on virtual CPU ranks, by a plan of training steps.
     Train(train::Args),
+    /// Write the step that a plan predicts as a trace, which Perfetto opens.
+    Trace(trace::Args),
     /// Check that a plan computes what the model says.
     Verify(verify::Args),
     /// Tell what a model is: its size, layers, kinds of ops, and what cannot be split.
@@ -82,6 +85,7 @@ impl Cli {
             Verb::Plan(args) => plan::run(&args),
             Verb::Run(args) => run::run(&args),
             Verb::Train(args) => train::run(&args),
+            Verb::Trace(args) => trace::run(&args),
             Verb::Verify(args) => verify::run(&args),
             Verb::Inspect(args) => inspect::run(&args),
             Verb::Ops(args) => ops::run(&args),

@@ -2,7 +2,8 @@
 
 use super::error::CliError;
 use super::files::{self, Named};
-use super::{Outcome, ok};
+use super::{Outcome, ok, trace};
+use planc::trace::{Ranks, check_size, measured};
 use planc::verify::{Comparison, Tolerance, compare, random_inputs};
 use planc_ir::Tensor;
 use planc_ir::onnx::tensor::write_tensor;
@@ -28,6 +29,9 @@ pub struct Args {
     /// Write the outputs into this folder.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+    /// Write what each rank did when into this file, as a trace, which Perfetto opens.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Largest accepted absolute difference from expected outputs.
     #[arg(long, default_value_t = 1e-4)]
     atol: f64,
@@ -46,7 +50,15 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     } else {
         files::read(&args.input)?
     };
-    let outputs = session.run(&inputs)?;
+    let outputs = match &args.trace {
+        Some(path) => {
+            check_size(&plan, Ranks::All)?;
+            let (outputs, times) = session.run_timed(&inputs)?;
+            trace::write(path, &measured(&plan, &times)?)?;
+            outputs
+        }
+        None => session.run(&inputs)?,
+    };
     say!("{} on {}", plan.model.file, ranks(&plan));
 
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };

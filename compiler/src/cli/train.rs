@@ -2,7 +2,8 @@
 
 use super::error::CliError;
 use super::run::{load, model_path};
-use super::{Outcome, ok};
+use super::{Outcome, ok, trace};
+use planc::trace::{Ranks, check_size, measured};
 use planc_runtime::Session;
 use planc_runtime::checkpoint;
 use planc_runtime::data::TrainingData;
@@ -47,6 +48,9 @@ pub struct Args {
     /// The model; the default is the plan's model file beside the plan.
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// Write what each rank did when in the last step into this file, as a trace, which Perfetto opens.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print every N-th step, and the last.
     #[arg(long, value_name = "N", default_value = "1")]
     log_every: NonZeroU64,
@@ -64,6 +68,9 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
     let mut session = Session::load(&plan, &model)?;
     let micro_batches = u64::from(session.training()?.micro_batches);
     let data = TrainingData::open(&args.data, &session.batch_inputs()?)?;
+    if args.trace.is_some() {
+        check_size(&plan, Ranks::All)?;
+    }
     begin(args, &mut session)?;
     while session.steps_done() < args.steps {
         let done = session.steps_done();
@@ -72,8 +79,15 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
             .map(|m| data.batch(first.wrapping_add(m)))
             .collect::<Result<_, _>>()?;
         let rate = learning_rate(args, done + 1);
-        let step = session.train_step(&batches, rate)?;
         let is_last = done + 1 == args.steps;
+        let step = match &args.trace {
+            Some(path) if is_last => {
+                let (step, times) = session.train_step_timed(&batches, rate)?;
+                trace::write(path, &measured(&plan, &times)?)?;
+                step
+            }
+            _ => session.train_step(&batches, rate)?,
+        };
         if is_last || (done + 1).is_multiple_of(args.log_every.get()) {
             report(args, &Line { step: done + 1, loss: step.loss, learning_rate: rate })?;
         }

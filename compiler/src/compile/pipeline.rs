@@ -4,15 +4,12 @@ use super::{CompileError, CompiledStage, Context, Planned, checked, overlapped};
 use crate::emit::{self, EmitError, Merits, StageParts};
 use crate::search::SearchError;
 use crate::search::solver::relative_gap;
-use crate::stages::plan::times;
 use crate::stages::{Pipelining, PlannedPipeline, PlannedStage, Planner, StageError};
 use crate::train::{Recompute, Settings, Step, TrainOptions};
 use planc_codegen::{MemoryReport, Schedule};
-use planc_cost_model::pipeline::{PipelineSimulation, simulate};
-use planc_cost_model::simulate::simulate_instrs;
+use planc_cost_model::timeline;
 use planc_ir::plan::{Baseline, Certificate, Plan, Prediction, Training, pipeline};
-use planc_ir::program::pipeline::Pipeline;
-use planc_ir::program::{Action, Pass, Program};
+use planc_ir::program::Program;
 use std::collections::BTreeMap;
 
 /// Plans a training step as a pipeline of one kind.
@@ -42,8 +39,9 @@ fn carried_out(
         let program = planc_codegen::stage(graph, strategy, cost, &stage.chunk_of, &stage.order)?;
         programs.push(checked(overlapped(graph, program, cost, limit_bytes)?, limit_bytes)?);
     }
-    let simulation = simulated(context, &planned, &programs)?;
-    let merits = merits(context, &planned, &programs, &simulation)?;
+    let all: Vec<&Program> = programs.iter().collect();
+    let timeline = timeline(&all, &planned.places, cost).map_err(StageError::Order)?;
+    let merits = merits(context, &planned, &programs, timeline.total_us)?;
     let training = training(step, train, &planned)?;
     let stages = planned.stages.iter().zip(programs).map(|(stage, program)| StageParts {
         graph: &stage.planned.graph,
@@ -159,46 +157,13 @@ fn is_no_such_pipeline(error: &CompileError) -> bool {
     }
 }
 
-/// The pipeline as its programs run it.
-fn simulated(
-    context: &Context<'_>,
-    planned: &PlannedPipeline,
-    programs: &[Program],
-) -> Result<PipelineSimulation, CompileError> {
-    let pass_us = |stage: usize, pass: Pass, chunk: u32| {
-        let program = &programs[stage];
-        let mut begin = 0;
-        for p in &program.passes {
-            if (p.pass, p.chunk) == (pass, chunk) {
-                return simulate_instrs(program, begin..p.end, context.cost).total_us;
-            }
-            begin = p.end;
-        }
-        0.0
-    };
-    let update_us = |stage: usize| {
-        let program = &programs[stage];
-        let repeated = program.micro_batches.map_or(0, |m| m.instrs);
-        simulate_instrs(program, repeated..program.instrs.len(), context.cost).total_us
-    };
-    let times = times(planned, context.cost, &pass_us, &update_us);
-    let orders: Vec<Vec<Action>> = planned.stages.iter().map(|s| s.order.clone()).collect();
-    let pipeline = Pipeline {
-        places: &planned.places,
-        passes: planned.kind.schedule.passes(),
-        micro_batches: programs.first().and_then(|p| p.micro_batches).map_or(1, |m| m.count),
-        orders: &orders,
-    };
-    simulate(&pipeline, &times).map_err(|e| StageError::Order(e).into())
-}
-
 /// What the pipeline takes: in time that of the whole, apart from that the figures of its busiest and its fullest
 /// stage.
 fn merits(
     context: &Context<'_>,
     planned: &PlannedPipeline,
     programs: &[Program],
-    simulation: &PipelineSimulation,
+    total_us: f64,
 ) -> Result<Merits, CompileError> {
     let alone = programs.iter().map(|p| planc_cost_model::simulate::simulate(p, context.cost));
     let busiest = alone.max_by(|a, b| a.total_us.total_cmp(&b.total_us)).unwrap_or_default();
@@ -206,8 +171,8 @@ fn merits(
     let fullest = memory.into_iter().max_by_key(|m| m.arena_bytes);
     let (arena_bytes, weight_bytes) = fullest.map_or((0, 0), |m| (m.arena_bytes, m.weight_bytes));
     let predicted = Prediction {
-        total_us: simulation.total_us,
-        exposed_us: Some((simulation.total_us - busiest.compute_us).max(0.0)),
+        total_us,
+        exposed_us: Some((total_us - busiest.compute_us).max(0.0)),
         compute_us: busiest.compute_us,
         communication_us: busiest.communication_us,
         memory_bytes: arena_bytes,
@@ -215,7 +180,7 @@ fn merits(
         activation_bytes: arena_bytes.saturating_sub(weight_bytes),
     };
     // Of other cuts nothing is proven.
-    let (objective_us, bound_us) = (simulation.total_us, 0.0);
+    let (objective_us, bound_us) = (total_us, 0.0);
     let certificate = Certificate {
         objective_us,
         bound_us,

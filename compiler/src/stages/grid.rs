@@ -7,7 +7,7 @@
 
 use super::devices::OnDevices;
 use super::error::StageError;
-use super::plan::{Pipelining, PlannedPipeline, PlannedStage, Planner, times};
+use super::plan::{Pipelining, PlannedPipeline, PlannedStage, Planner};
 use super::stages;
 use crate::search::baselines::{Baseline, Sharded};
 use crate::search::blocks::Blocks;
@@ -17,11 +17,13 @@ use crate::search::{SearchError, SearchResult};
 use crate::train::policy::Planned;
 use crate::train::recompute::{Recompute, blocks, recompute};
 use planc_codegen::{Schedule, Shape, schedule};
-use planc_cost_model::pipeline::simulate;
-use planc_ir::program::Pass;
+use planc_cost_model::CostModel;
+use planc_cost_model::pipeline::{PartTimes, PipelineTimes, simulate};
+use planc_cost_model::timeline::send_us;
+use planc_ir::ops::Op;
 use planc_ir::program::pipeline::Pipeline;
 use planc_ir::sharding::Mesh;
-use planc_ir::{Graph, Phase};
+use planc_ir::{Graph, Phase, TensorType};
 
 /// The schedules of the grid, with the parts on a stage.
 const SCHEDULES: [(Schedule, u32); 2] = [(Schedule::OneFOneB, 1), (Schedule::Interleaved, 2)];
@@ -117,13 +119,18 @@ impl Planner<'_> {
             let evaluation = &pipeline.stages[stage].planned.search.evaluation;
             evaluation.phase_us.get(&phase).copied().unwrap_or(0.0)
         };
-        let pass_us = |stage: usize, pass: Pass, _: u32| match pass {
-            Pass::Forward => phase_us(stage, Phase::Forward) / f64::from(kind.chunks),
-            Pass::Backward => phase_us(stage, Phase::Backward) / f64::from(kind.chunks),
-            Pass::Weights => 0.0,
+        let part = |stage: usize| {
+            let chunks = f64::from(kind.chunks);
+            PartTimes {
+                forward_us: phase_us(stage, Phase::Forward) / chunks,
+                backward_us: phase_us(stage, Phase::Backward) / chunks,
+                ..sends(&pipeline.stages[stage].planned, self.cost, kind)
+            }
         };
-        let update_us = |stage: usize| phase_us(stage, Phase::Update);
-        let times = times(pipeline, self.cost, &pass_us, &update_us);
+        let times = PipelineTimes {
+            parts: pipeline.places.iter().map(|place| part(place.stage as usize)).collect(),
+            update_us: (0..pipeline.stages.len()).map(|s| phase_us(s, Phase::Update)).collect(),
+        };
         let orders: Vec<_> = pipeline.stages.iter().map(|s| s.order.clone()).collect();
         let simulation = simulate(
             &Pipeline {
@@ -139,6 +146,26 @@ impl Planner<'_> {
 }
 
 const ZERO_1: Baseline = Baseline::Zero(Sharded::OptimizerState);
+
+/// The times of a stage's sends, out of its graph.
+fn sends(stage: &Planned, cost: &CostModel, kind: Pipelining) -> PartTimes {
+    let (graph, strategy) = (&stage.graph, &stage.search.strategy);
+    let us = |phase: Phase| {
+        let sent = graph.nodes.iter().filter(|n| n.phase == phase && matches!(n.op, Op::Send(_)));
+        let bytes = sent.flat_map(|n| &n.inputs).map(|v| {
+            let ty = graph.ty(*v);
+            let shape = strategy.values[v.index()].max_local_shape(&ty.shape, &strategy.mesh);
+            TensorType::new(ty.dtype, shape).bytes() as f64
+        });
+        let each = bytes.sum::<f64>() / f64::from(kind.chunks);
+        send_us(each, cost, kind.stages, strategy.mesh.ranks())
+    };
+    PartTimes {
+        send_forward_us: us(Phase::Forward),
+        send_backward_us: us(Phase::Backward),
+        ..PartTimes::default()
+    }
+}
 
 /// Every data-parallel and tensor-parallel degree.
 fn meshes(devices: u32) -> Vec<Mesh> {

@@ -4,7 +4,6 @@
 //!    each node takes, and the forward phase is cut into parts that take about as long as each other.
 //! 2. The graph is cut. Stages that are alike are searched once, each within its memory, for as many micro-batches
 //!    as the schedule has under way on it.
-//! 3. The pipeline is simulated with the times of the stages' passes.
 
 use super::balance::Chain;
 use super::devices::OnDevices;
@@ -17,14 +16,13 @@ use crate::train::recompute::{Recompute, recompute};
 use crate::train::settings::PipelineSettings;
 use planc_codegen::{Schedule, Shape, schedule};
 use planc_cost_model::CostModel;
-use planc_cost_model::collective::Collective;
-use planc_cost_model::pipeline::{PartTimes, PipelineTimes};
+use planc_cost_model::timeline::send_us;
 use planc_ir::ops::Op;
 use planc_ir::plan::Channel;
 use planc_ir::program::under_way::copies;
 use planc_ir::program::{Action, Pass, Place};
-use planc_ir::sharding::{AxisId, Mesh, Strategy};
-use planc_ir::{Graph, Phase, TensorType};
+use planc_ir::sharding::Strategy;
+use planc_ir::{Graph, Phase};
 use std::collections::BTreeMap;
 
 /// A kind of pipeline.
@@ -255,12 +253,6 @@ fn chain(graph: &Graph, strategy: &Strategy, on: &OnDevices<'_>, kind: Pipelinin
     Chain { node_us, crossing_us: crossing_bytes.into_iter().map(there_and_back).collect() }
 }
 
-/// Time of sending so many bytes from each rank of a stage to one of the next.
-fn send_us(bytes: f64, cost: &CostModel, stages: u32, devices: u32) -> f64 {
-    let mesh = Mesh::new([("stage", stages), ("rank", devices)]);
-    cost.collective_us(Collective::SendRecv, bytes, &mesh, &[AxisId(0)])
-}
-
 /// A stage's graph without names, so that stages that do the same are equal.
 fn anonymous(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
@@ -284,49 +276,4 @@ fn anonymous(graph: &Graph) -> Graph {
 /// What was found for a stage, for one that does the same under other names.
 fn renamed(like: &Planned, graph: &Graph) -> Planned {
     Planned { graph: recompute(graph, like.recompute), ..like.clone() }
-}
-
-/// The times of sends of a stage, out of its graph: forward and backward.
-pub fn sends_us(stage: &Planned, cost: &CostModel, kind: Pipelining) -> PartTimes {
-    let (graph, strategy) = (&stage.graph, &stage.search.strategy);
-    let devices = strategy.mesh.ranks();
-    let mut bytes = [0.0; 2];
-    for node in &graph.nodes {
-        if let (Op::Send(_), [v]) = (&node.op, &node.inputs[..])
-            && node.phase != Phase::Update
-        {
-            let ty = graph.ty(*v);
-            let shape = strategy.values[v.index()].max_local_shape(&ty.shape, &strategy.mesh);
-            let local = TensorType::new(ty.dtype, shape).bytes() as f64;
-            bytes[usize::from(node.phase == Phase::Backward)] += local;
-        }
-    }
-    let [forward, backward] = bytes.map(|b| {
-        let each = b / f64::from(kind.chunks);
-        if each > 0.0 { send_us(each, cost, kind.stages, devices) } else { 0.0 }
-    });
-    PartTimes { send_forward_us: forward, send_backward_us: backward, ..PartTimes::default() }
-}
-
-/// The times of a pipeline whose stages' passes and updates take so long.
-pub fn times(
-    pipeline: &PlannedPipeline,
-    cost: &CostModel,
-    pass_us: &dyn Fn(usize, Pass, u32) -> f64,
-    update_us: &dyn Fn(usize) -> f64,
-) -> PipelineTimes {
-    let parts = pipeline.places.iter().map(|place| {
-        let stage = place.stage as usize;
-        let sends = sends_us(&pipeline.stages[stage].planned, cost, pipeline.kind);
-        PartTimes {
-            forward_us: pass_us(stage, Pass::Forward, place.chunk),
-            backward_us: pass_us(stage, Pass::Backward, place.chunk),
-            weights_us: pass_us(stage, Pass::Weights, place.chunk),
-            ..sends
-        }
-    });
-    PipelineTimes {
-        parts: parts.collect(),
-        update_us: (0..pipeline.stages.len()).map(update_us).collect(),
-    }
 }

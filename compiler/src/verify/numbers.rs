@@ -5,7 +5,7 @@ use super::graphs::Expected;
 use super::{Graphs, Options, VerifyError, imported, step};
 use crate::emit::matrix_flops;
 use crate::train::Settings;
-use planc_cost_model::{Catalogue, Cluster, CostModel};
+use planc_cost_model::CostModel;
 use planc_ir::graph::{Graph, ValueDef, WeightSource};
 use planc_ir::onnx::import;
 use planc_ir::plan::{Named, Plan, Stage};
@@ -99,7 +99,7 @@ pub fn check(
         Ok(strategies) => strategies,
         Err(e) => return skipped(format!("{what}: {e}; try --bind")),
     };
-    let cost = cost_model(plan)?;
+    let cost = CostModel::of_plan(plan).map_err(|e| VerifyError::Cluster(e.to_string()))?;
     let mut stages = plan.stages.clone();
     for ((stage, strategy), expected) in stages.iter_mut().zip(&strategies).zip(&small.stages) {
         let (graph, order) = (&expected.graph, &stage.program.order);
@@ -145,13 +145,6 @@ fn strategy(stage: &Stage, expected: &Expected) -> Result<Strategy, StrategyErro
         }
     })?;
     Ok(Strategy { gather_again: expected.gather_again, ..strategy })
-}
-
-fn cost_model(plan: &Plan) -> Result<CostModel, VerifyError> {
-    let bad = |e: planc_cost_model::CostError| VerifyError::Cluster(e.to_string());
-    let catalogue = Catalogue::shipped().map_err(bad)?;
-    let cluster = Cluster::from_json(&plan.cluster.to_string(), &catalogue).map_err(bad)?;
-    CostModel::new(&cluster, &catalogue).map_err(bad)
 }
 
 /// Runs programs of the stages of what was planned and the reference on the same random inputs.
