@@ -114,11 +114,11 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(program: &'a Program, all: &[&Program], costs: &'a CostModel) -> Self {
         let mut stage = Self { program, costs, stages: all.len() as u32, passes: Vec::new() };
-        let instrs = match program.passes.len() {
-            0 => vec![0..stage.repeated()],
-            passes => (0..passes).map(|pass| stage.instrs(pass)).collect(),
+        let of = |instrs| spans(program, instrs, costs);
+        stage.passes = match program.passes.len() {
+            0 => vec![of(0..stage.repeated())],
+            passes => (0..passes).map(|pass| of(stage.instrs(pass))).collect(),
         };
-        stage.passes = instrs.into_iter().map(|instrs| spans(program, instrs, costs)).collect();
         stage
     }
 
@@ -256,13 +256,13 @@ fn updates(stages: &[Stage<'_>], timeline: &mut Timeline) {
         let (stage, (streams, next)) = (&stages[at], &mut all[at]);
         while let Some(instr) = stage.program.instrs.get(*next) {
             match instr {
-                Instr::Receive { channel, .. } => match there_us.get(channel) {
-                    Some(&at_us) => streams.receive(*next, at_us),
-                    None => {
+                Instr::Receive { channel, .. } => {
+                    let Some(&at_us) = there_us.get(channel) else {
                         waiting.insert(*channel, at);
                         break;
-                    }
-                },
+                    };
+                    streams.receive(*next, at_us);
+                }
                 Instr::Send { channel, buffer } => {
                     streams.run(*next);
                     let start_us = streams.now_us();

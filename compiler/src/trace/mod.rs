@@ -39,7 +39,7 @@ pub enum Ranks {
 #[allow(missing_docs)] // the messages say it
 pub enum TraceError {
     #[error("the plan's program of stage {stage} is not sound: {finding}")]
-    Program { stage: usize, finding: program::verify::Finding },
+    Program { stage: usize, finding: Box<program::verify::Finding> },
     #[error("the plan's stages do not fit together: {0}")]
     Stages(pipeline::Finding),
     #[error("the plan's cluster is not one that it can run on: {0}")]

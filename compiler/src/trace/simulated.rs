@@ -54,7 +54,7 @@ pub fn simulated(plan: &Plan, ranks: Ranks) -> Result<String, TraceError> {
 fn check(plan: &Plan) -> Result<(), TraceError> {
     for (stage, s) in plan.stages.iter().enumerate() {
         if let Some(finding) = verify(&s.program).into_iter().next() {
-            return Err(TraceError::Program { stage, finding });
+            return Err(TraceError::Program { stage, finding: Box::new(finding) });
         }
     }
     let finding = pipeline::check(&plan.stages, &plan.channels).into_iter().next();
