@@ -3,6 +3,7 @@
 
 mod nasty;
 mod plan_files;
+mod trace;
 mod train;
 
 use std::path::{Path, PathBuf};
