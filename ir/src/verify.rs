@@ -15,7 +15,7 @@
 //! 8. **Types.** A node's outputs have the types that the op infers from its inputs.
 //! 9. **Factor rules** of nodes that touch no dynamic value fit: see [`RuleFault`] for what that means.
 //! 10. **Bodies** of control flow are graphs with these properties, whose inputs may be dynamic.
-//! 11. **Phases** follow one another in the order of the nodes, and there is at least one micro-batch.
+//! 11. **Phases** follow one another in the order of the nodes, and there is at least one micro-batch, and one under way.
 //! 12. **State** that is carried is a weight or an accumulator, and carried once; what it becomes has its
 //!     type, and for an accumulator exists before the update phase. Every accumulator is carried.
 //!     Bodies carry none.
@@ -294,7 +294,7 @@ impl Verifier<'_> {
 
     /// Property 11.
     fn phases(&mut self) {
-        if self.graph.micro_batches == 0 {
+        if self.graph.micro_batches == 0 || self.graph.under_way == 0 {
             self.findings.push(Finding::MicroBatches);
         }
         let pairs = self.graph.nodes.iter().zip(self.graph.nodes.iter().skip(1));

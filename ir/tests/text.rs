@@ -57,6 +57,16 @@ fn keeps_the_order_of_inputs_and_ids_out_of_order() {
 }
 
 #[test]
+fn keeps_how_often_a_step_runs_and_what_it_keeps() {
+    let step = MLP.replace("  output %4\n", "  output %4\n  micro_batches 8\n  under_way 3\n");
+    let graph = parse(&step).expect("is a graph");
+    assert_eq!((graph.micro_batches, graph.under_way), (8, 3));
+    assert_eq!(print(&graph), step);
+    let none = parse(&step.replace("under_way 3", "under_way 0")).expect_err("none under way");
+    assert!(none.to_string().contains("at least one micro-batch"), "{none}");
+}
+
+#[test]
 fn marks_dynamic_extents() {
     let mut g = Graph::new("dynamic");
     let x = g.input("x", TensorType::new(DType::F32, [2]));
@@ -107,7 +117,7 @@ fn says_what_is_wrong_and_where() {
     let huge = "18446744073709551616";
     assert_eq!(error("2,8", huge), (2, 24, Kind::Number(huge.into())));
     let end = expected(
-        "a definition, `output`, `carried`, `micro_batches` or `}`",
+        "a definition, `output`, `carried`, `micro_batches`, `under_way` or `}`",
         "the end of the text",
     );
     assert_eq!(error("  output %4\n}\n", ""), (8, 1, end));

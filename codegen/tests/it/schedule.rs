@@ -3,10 +3,30 @@
 
 use planc_codegen::schedule::{self, MAX_ACTIONS, Schedule, ScheduleError, Shape};
 use planc_ir::program::pipeline::{OrderFinding, Pipeline};
-use planc_ir::program::under_way::{clash, copies};
+use planc_ir::program::under_way::copies;
 use planc_ir::program::{Action, Pass, Place};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Two micro-batches, of which the second fills its copy while the first still needs the same one, if so many
+/// copies are too few.
+fn clash(order: &[Action], chunk: u32, from: Pass, to: Pass, copies: u32) -> Option<(u32, u32)> {
+    let copies = copies.max(1);
+    let mut holders = BTreeMap::new();
+    for action in order.iter().filter(|a| a.chunk == chunk) {
+        let copy = action.micro_batch % copies;
+        if action.pass == from
+            && let Some(holder) = holders.insert(copy, action.micro_batch)
+            && holder != action.micro_batch
+        {
+            return Some((holder, action.micro_batch));
+        }
+        if action.pass == to && holders.get(&copy) == Some(&action.micro_batch) {
+            holders.remove(&copy);
+        }
+    }
+    None
+}
 
 /// A schedule of a shape.
 #[derive(Debug)]

@@ -69,9 +69,7 @@ pub fn run(args: &Args) -> Result<Outcome, CliError> {
         cost.check_mesh(mesh)?;
     }
     let limits = Limits { relative_gap: args.gap, ..Limits::default() };
-    let pipeline = args.training.pipelines();
-    let mesh = args.mesh.clone();
-    let options = SearchOptions { mesh, limits, pipeline, ..SearchOptions::default() };
+    let options = SearchOptions { mesh: args.mesh.clone(), limits, ..SearchOptions::default() };
     let file = args.model.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     let say = |what: &str| progress.say(what);
     let compiled = match &train {

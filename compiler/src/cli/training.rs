@@ -163,7 +163,7 @@ impl TrainingArgs {
     }
 
     /// The pipeline that is asked for.
-    pub fn pipelines(&self) -> Option<Pipelines> {
+    fn pipelines(&self) -> Option<Pipelines> {
         let least = match self.schedule {
             Schedule::Interleaved | Schedule::ZeroBubbleV => 2,
             _ => 1,
@@ -182,6 +182,6 @@ impl TrainingArgs {
             Again::Cheap => Recompute::Cheap,
             Again::Blocks => Recompute::Blocks(u32::MAX),
         });
-        Asked { recompute, gather_again: None }
+        Asked { recompute, gather_again: None, pipeline: self.pipelines() }
     }
 }

@@ -155,7 +155,7 @@ pub fn compile_step(
             Context { options, limit_bytes, ..context }.flat(&step, train, asked)
         })
     };
-    let planned = match options.pipeline {
+    let planned = match asked.pipeline {
         None => flat()?,
         Some(Pipelines::Of(kind)) => within_memory(cost, options, |options, limit_bytes| {
             let mut planner = Planner::new(&step.graph, cost, options, asked, progress);
@@ -293,4 +293,37 @@ fn overlapped(
     let is_better = overlapped.arena_bytes <= limit_bytes
         && simulate(&overlapped, cost).total_us <= simulate(&program, cost).total_us;
     Ok(if is_better { overlapped } else { program })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planc_cost_model::{Catalogue, Cluster};
+
+    /// Plans whose arenas are larger than what was searched within by a tenth.
+    #[test]
+    fn gaps_between_buffers_are_searched_away() {
+        let catalogue = Catalogue::shipped().expect("shipped profiles");
+        let cluster = Cluster::homogeneous("H100", 1, &catalogue).expect("a cluster");
+        let cost = CostModel::new(&cluster, &catalogue).expect("a cost model");
+        let options = SearchOptions { memory_bytes: Some(1000), ..SearchOptions::default() };
+        let within = |least_bytes: u64| {
+            within_memory(&cost, &options, |options, limit_bytes| {
+                let searched_bytes = options.memory_bytes.unwrap_or(limit_bytes);
+                let arena_bytes = searched_bytes.max(least_bytes) * 11 / 10;
+                if arena_bytes > limit_bytes {
+                    return Err(CompileError::Arena { arena_bytes, limit_bytes });
+                }
+                Ok((searched_bytes, arena_bytes))
+            })
+        };
+        let (searched_bytes, arena_bytes) = within(0).expect("it fits in the end");
+        assert!(searched_bytes < 1000 && arena_bytes <= 1000, "{searched_bytes} {arena_bytes}");
+        // What takes more whatever is searched is said in terms of the limit that was given.
+        let error = within(950).expect_err("it never fits");
+        assert!(
+            matches!(error, CompileError::Arena { arena_bytes: 1045, limit_bytes: 1000 }),
+            "{error}"
+        );
+    }
 }

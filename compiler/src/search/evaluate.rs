@@ -76,19 +76,9 @@ pub fn evaluate(
 ) -> Result<Evaluation, EvaluateError> {
     let nodes = strategy.check(graph)?;
     let mut evaluation = Evaluation::default();
-    for (id, shardings) in graph.node_ids().zip(&nodes) {
-        let local = |values: &[ValueId], shardings: &[Sharding]| -> Vec<TensorType> {
-            let types = values.iter().map(|&v| graph.ty(v));
-            types.zip(shardings).map(|(ty, s)| local_type(ty, s, &strategy.mesh)).collect()
-        };
-        let node = graph.node(id);
-        let outputs = local(&node.outputs, &shardings.outputs);
-        let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
-        if let Some(first) = outputs.first() {
-            let us = costs.op_us(&work, first.dtype);
-            evaluation.compute_us += us * f64::from(graph.repeats(node.phase));
-            *evaluation.phase_us.entry(node.phase).or_default() += us;
-        }
+    for (node, us) in graph.nodes.iter().zip(kernels(graph, &strategy.mesh, &nodes, costs)) {
+        evaluation.compute_us += us * f64::from(graph.repeats(node.phase));
+        *evaluation.phase_us.entry(node.phase).or_default() += us;
     }
     let mut walk = Walk::new(graph, strategy, &nodes, costs);
     for v in graph.value_ids() {
@@ -100,20 +90,33 @@ pub fn evaluate(
     Ok(evaluation)
 }
 
-/// Time of each node's kernel, once, under a strategy of the graph; 0 where it is none.
-pub fn kernel_us(graph: &Graph, strategy: &Strategy, costs: &dyn Costs) -> Vec<f64> {
-    let nodes = strategy.check(graph).unwrap_or_default();
-    let us = graph.node_ids().zip(&nodes).map(|(id, shardings)| {
-        let node = graph.node(id);
+/// Time of each node's kernel, once, under a strategy of the graph; 0 of a node without results.
+///
+/// # Errors
+/// If the strategy is not one of the graph.
+pub fn kernel_us(
+    graph: &Graph,
+    strategy: &Strategy,
+    costs: &dyn Costs,
+) -> Result<Vec<f64>, EvaluateError> {
+    Ok(kernels(graph, &strategy.mesh, &strategy.check(graph)?, costs).collect())
+}
+
+fn kernels<'a>(
+    graph: &'a Graph,
+    mesh: &'a Mesh,
+    nodes: &'a [OpShardings],
+    costs: &'a dyn Costs,
+) -> impl Iterator<Item = f64> + 'a {
+    graph.nodes.iter().zip(nodes).map(move |(node, shardings)| {
         let local = |values: &[ValueId], shardings: &[Sharding]| -> Vec<TensorType> {
             let types = values.iter().map(|&v| graph.ty(v));
-            types.zip(shardings).map(|(ty, s)| local_type(ty, s, &strategy.mesh)).collect()
+            types.zip(shardings).map(|(ty, s)| local_type(ty, s, mesh)).collect()
         };
         let outputs = local(&node.outputs, &shardings.outputs);
         let work = node.op.work(&local(&node.inputs, &shardings.inputs), &outputs);
         outputs.first().map_or(0.0, |first| costs.op_us(&work, first.dtype))
-    });
-    us.collect()
+    })
 }
 
 /// The walk over values: what it knows and what it adds up.

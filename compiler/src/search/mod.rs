@@ -34,7 +34,6 @@ pub mod space;
 mod state;
 pub mod ways;
 
-use crate::stages::Pipelines;
 use blocks::Blocks;
 use costs::Costs;
 pub use error::SearchError;
@@ -65,8 +64,6 @@ pub struct SearchOptions {
     pub gather_again: bool,
     /// Give up on what cannot be quicker than this by as much as counts: the gap that is enough.
     pub cutoff_us: Option<f64>,
-    /// Cut a training step into a pipeline; a mesh is then that of each stage.
-    pub pipeline: Option<Pipelines>,
     /// Leave everything to the solver: neither reduce nor eliminate.
     pub solver_only: bool,
 }

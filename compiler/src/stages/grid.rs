@@ -1,6 +1,6 @@
 //! What an expert would do by hand with a pipeline: equal layers on equal stages, one degree of tensor parallelism
-//! and one of data parallelism for all, state in shards over the data-parallel ranks or not, everything recomputed or
-//! nothing (Megatron-LM: Narayanan et al., 2021; Korthikanti et al., 2022).
+//! and one of data parallelism for all (Megatron-LM: Narayanan et al., 2021; Korthikanti et al., 2022). Where there is
+//! no tensor parallelism, optimizer state may be in shards; with one part on a stage, everything may be recomputed.
 //!
 //! All combinations of these are priced, by the times of the stages' kernels and reshards and a simulation of the
 //! pipeline; [`Planner::grid`] gives the quickest that fits.

@@ -10,7 +10,7 @@ use super::devices::OnDevices;
 use super::error::StageError;
 use super::{assign, stages};
 use crate::search::evaluate::kernel_us;
-use crate::search::{SearchOptions, SearchResult, search};
+use crate::search::{SearchError, SearchOptions, SearchResult, search};
 use crate::train::policy::{Asked, Planned, plan};
 use crate::train::recompute::{Recompute, recompute};
 use crate::train::settings::PipelineSettings;
@@ -162,7 +162,7 @@ impl<'a> Planner<'a> {
         let orders = schedule::order(kind.schedule, shape)?;
         let step = self.step;
         let whole = &self.whole(&on)?.strategy;
-        let chain = chain(step, whole, &on, kind);
+        let chain = chain(step, whole, &on, kind)?;
         let cuts = chain
             .cuts(places.len())
             .ok_or(StageError::Parts { nodes: chain.node_us.len(), parts: places.len() as u32 })?;
@@ -217,9 +217,15 @@ pub(super) fn under_way(order: &[Action], kind: Pipelining) -> u32 {
 }
 
 /// What there is to cut: each forward node with what belongs to it in the backward phase.
-fn chain(graph: &Graph, strategy: &Strategy, on: &OnDevices<'_>, kind: Pipelining) -> Chain {
+fn chain(
+    graph: &Graph,
+    strategy: &Strategy,
+    on: &OnDevices<'_>,
+    kind: Pipelining,
+) -> Result<Chain, SearchError> {
     let forward = graph.nodes.partition_point(|n| n.phase == Phase::Forward);
-    let us = kernel_us(graph, strategy, on);
+    let us = kernel_us(graph, strategy, on)
+        .map_err(|source| SearchError::Evaluate { mesh: strategy.mesh.to_string(), source })?;
     // As if it were cut everywhere: the part is the forward node.
     let everywhere: Vec<usize> = (1..forward).collect();
     let places = assign::assign(graph, &everywhere);
@@ -250,7 +256,8 @@ fn chain(graph: &Graph, strategy: &Strategy, on: &OnDevices<'_>, kind: Pipelinin
     let there_and_back = |bytes: u64| {
         2.0 * send_us(bytes as f64 / f64::from(on.devices), on.cost, kind.stages, on.devices)
     };
-    Chain { node_us, crossing_us: crossing_bytes.into_iter().map(there_and_back).collect() }
+    let crossing_us = crossing_bytes.into_iter().map(there_and_back).collect();
+    Ok(Chain { node_us, crossing_us })
 }
 
 /// A stage's graph without names, so that stages that do the same are equal.

@@ -12,6 +12,7 @@
 use super::recompute::{Recompute, blocks, recompute};
 use crate::search::solver::{Status, relative_gap};
 use crate::search::{SearchError, SearchOptions, SearchResult, costs::Costs, search};
+use crate::stages::Pipelines;
 use planc_ir::plan::Certificate;
 use planc_ir::{Graph, Phase};
 
@@ -22,6 +23,8 @@ pub struct Asked {
     pub recompute: Option<Recompute>,
     /// Whether weights are gathered again for the backward phase.
     pub gather_again: Option<bool>,
+    /// The pipelines to choose from; a mesh is then that of each stage. Without any, there is one stage.
+    pub pipeline: Option<Pipelines>,
 }
 
 /// A step with its policy and strategy.

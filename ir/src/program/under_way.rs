@@ -5,7 +5,7 @@
 //! ([`Buffer::copies`](super::Buffer::copies)).
 
 use super::{Action, Pass};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Copies that a buffer needs which pass `from` of a chunk fills and pass `to` is the last to read: the widest
 /// window of micro-batches, from the first to the last that is under way. Where each pass takes micro-batches in
@@ -25,30 +25,4 @@ pub fn copies(order: &[Action], chunk: u32, from: Pass, to: Pass) -> u32 {
         }
     }
     widest
-}
-
-/// Two micro-batches, of which the second fills its copy while the first still needs the same one, if so many
-/// copies are too few.
-pub fn clash(
-    order: &[Action],
-    chunk: u32,
-    from: Pass,
-    to: Pass,
-    copies: u32,
-) -> Option<(u32, u32)> {
-    let copies = copies.max(1);
-    let mut holders = BTreeMap::new();
-    for action in order.iter().filter(|a| a.chunk == chunk) {
-        let copy = action.micro_batch % copies;
-        if action.pass == from
-            && let Some(holder) = holders.insert(copy, action.micro_batch)
-            && holder != action.micro_batch
-        {
-            return Some((holder, action.micro_batch));
-        }
-        if action.pass == to && holders.get(&copy) == Some(&action.micro_batch) {
-            holders.remove(&copy);
-        }
-    }
-    None
 }

@@ -16,13 +16,14 @@
 //! The grammar, where `json` is any JSON value and `string` a JSON string:
 //!
 //! ```text
-//! graph   = "graph" string "{" (source | node | output)* "}"
+//! graph   = "graph" string "{" (source | node | output | step)* "}"
 //! source  = def "=" ("input" | "weight" place | "constant" tensor) ":" type
 //! place   = "file" "(" offset "," bytes ")" | "external" "(" string "," offset "," bytes ")" | tensor
 //! tensor  = "[" numbers "]" | "base64" "(" string ")"
 //! node    = defs "=" op "(" ids ")" json? "@" string ("scope" string)? ":" types
 //!         | "Send" "(" ids ")" json? "@" string ("scope" string)?
 //! output  = "output" id
+//! step    = "carried" id id | "micro_batches" number | "under_way" number
 //! def     = id string            id = "%" number
 //! type    = dtype "[" extents "]"          `f32[*]` when the extents are known only at run time
 //! ```

@@ -50,19 +50,17 @@ impl Parser<'_> {
                 let (state, next) = (self.use_of()?, self.use_of()?);
                 self.graph.carried.push(Carried { state, next });
             } else if self.cursor.take_word("micro_batches") {
-                let at = self.cursor.offset();
-                let n: u64 = self.cursor.unsigned()?;
-                let n = u32::try_from(n).ok().filter(|&n| n > 0);
-                self.graph.micro_batches =
-                    n.ok_or_else(|| self.cursor.error_at(at, Kind::MicroBatches))?;
+                self.graph.micro_batches = self.micro_batches()?;
+            } else if self.cursor.take_word("under_way") {
+                self.graph.under_way = self.micro_batches()?;
             } else if self.cursor.looking_at("%") {
                 self.definition()?;
             } else if self.cursor.looking_at("Send") {
                 self.node(Vec::new())?;
             } else {
-                return Err(self
-                    .cursor
-                    .expected("a definition, `output`, `carried`, `micro_batches` or `}`"));
+                return Err(self.cursor.expected(
+                    "a definition, `output`, `carried`, `micro_batches`, `under_way` or `}`",
+                ));
             }
         }
         for (expected, &id) in self.values.keys().enumerate() {
@@ -76,6 +74,14 @@ impl Parser<'_> {
         }
         self.graph.values = std::mem::take(&mut self.values).into_values().collect();
         Ok(())
+    }
+
+    /// A number of micro-batches.
+    fn micro_batches(&mut self) -> Result<u32, ParseError> {
+        let at = self.cursor.offset();
+        let n: u64 = self.cursor.unsigned()?;
+        let n = u32::try_from(n).ok().filter(|&n| n > 0);
+        n.ok_or_else(|| self.cursor.error_at(at, Kind::MicroBatches))
     }
 
     /// A source or a node.

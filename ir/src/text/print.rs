@@ -35,6 +35,9 @@ impl fmt::Display for Graph {
         if self.micro_batches != 1 {
             writeln!(f, "  micro_batches {}", self.micro_batches)?;
         }
+        if self.under_way != 1 {
+            writeln!(f, "  under_way {}", self.under_way)?;
+        }
         f.write_str("}\n")
     }
 }

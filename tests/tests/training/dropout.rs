@@ -312,7 +312,7 @@ fn plans_that_drop_are_verified() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = gpt(folder.path(), 2);
     let four = Mesh::new([("data", 2), ("tensor", 2)]);
-    let blocks = Asked { recompute: Some(Recompute::Blocks(u32::MAX)), gather_again: None };
+    let blocks = Asked { recompute: Some(Recompute::Blocks(u32::MAX)), ..Asked::default() };
     let with = |precision, seed| TrainOptions { precision, dropout: seed, ..options(2) };
     let mut plans = Vec::new();
     for (options, asked) in [
@@ -361,7 +361,7 @@ fn pipelines_that_drop_are_verified() {
     let kind = Pipelining { stages: 2, schedule: Schedule::OneFOneB, chunks: 1 };
     let two = Mesh::new([("device", 2)]);
     for recompute in [Recompute::Blocks(u32::MAX), Recompute::Cheap] {
-        let asked = Asked { recompute: Some(recompute), gather_again: None };
+        let asked = Asked { recompute: Some(recompute), ..Asked::default() };
         let how = How::Baseline("ZeRO 2");
         let plan = pipelined(&path, &batch(0), &options(4), asked, kind, &two, how);
         for stage in &plan.stages {

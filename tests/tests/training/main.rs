@@ -8,6 +8,7 @@ mod gradients;
 mod memory;
 mod pipelines;
 mod plans;
+mod policies;
 mod resume;
 mod support;
 mod verify;

@@ -96,11 +96,8 @@ pub fn pipelined(
     let model = imported(path, inputs, options);
     let file = path.file_name().expect("a name").to_string_lossy().into_owned();
     let cost = cost_model("H100", kind.stages * mesh.ranks());
-    let search = SearchOptions {
-        mesh: Some(mesh.clone()),
-        pipeline: Some(Pipelines::Of(kind)),
-        ..SearchOptions::default()
-    };
+    let search = SearchOptions { mesh: Some(mesh.clone()), ..SearchOptions::default() };
+    let asked = Asked { pipeline: Some(Pipelines::Of(kind)), ..asked };
     let compiled = compile_step(&model, &file, &cost, &search, options, asked, &|_| ())
         .unwrap_or_else(|e| panic!("{}, {kind:?}: {e}", path.display()));
     let mut plan = compiled.plan;

@@ -66,7 +66,11 @@ fn micro_batches_clipping_and_recomputing_are_verified() {
     let mut options =
         options(loss(reference.loss, &reference.output), &reference.curves["adamw"].recipe);
     accumulating(&mut options);
-    let asked = Asked { recompute: Some(Recompute::Blocks(u32::MAX)), gather_again: Some(true) };
+    let asked = Asked {
+        recompute: Some(Recompute::Blocks(u32::MAX)),
+        gather_again: Some(true),
+        ..Asked::default()
+    };
     for how in [How::Searched, How::Baseline("ZeRO 3"), How::Baseline("tensor parallel")] {
         let inputs = &reference.batches[0];
         let plan = support::planned(&path, inputs, &options, asked, &four(), how);

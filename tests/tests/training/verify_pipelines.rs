@@ -65,7 +65,7 @@ fn good_pipelines_are_verified() {
         Numerical::Compared { worst, .. } => assert!(worst.equal, "{worst:?}"),
         skipped @ Numerical::Skipped { .. } => panic!("{skipped:?}"),
     }
-    let again = Asked { recompute: None, gather_again: Some(true) };
+    let again = Asked { gather_again: Some(true), ..Asked::default() };
     for (name, kind, ranks, asked, precision) in [
         ("llama-dynamo", ONE_F_ONE_B, 2, again, Precision::AsModel),
         ("llama-dynamo", ZERO_BUBBLE_V, 1, Asked::default(), Precision::AsModel),
